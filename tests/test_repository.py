@@ -1,0 +1,238 @@
+"""The habits of the repository itself: pins, telemetry, workflows, file sizes, what must not stand in it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from import_graph import REPOSITORY
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+LARGEST_BYTES = 5_000_000
+# Joined here, so that this file does not hold what it looks for.
+REGISTRY_HOSTS = [
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("files", "pythonhosted", "org"),
+        ("download", "pytorch", "org"),
+        ("registry", "npmjs", "org"),
+        ("deb", "debian", "org"),
+    )
+]
+# Switches for what the tools would send or fetch by themselves.
+TELEMETRY = {
+    "DO_NOT_TRACK",
+    "DVC_NO_ANALYTICS",
+    "DVC_STUDIO_OFFLINE",
+    "HF_HUB_DISABLE_TELEMETRY",
+    "HF_HUB_DISABLE_UPDATE_CHECK",
+    "HF_HUB_OFFLINE",
+    "ITERATIVE_DO_NOT_TRACK",
+    "OTEL_SDK_DISABLED",
+    "WANDB_ERROR_REPORTING",
+    "WANDB_MODE",
+}
+
+
+def text(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+def repository_files() -> list[Path]:
+    """What git holds or would take in, so that a new file counts before it is committed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY, capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    files = (REPOSITORY / name for name in listed.stdout.split("\0") if name)
+    return [path for path in files if path.is_file()]
+
+
+def readable_files() -> list[tuple[Path, str]]:
+    found = []
+    for path in repository_files():
+        data = path.read_bytes()
+        if b"\0" not in data and path.suffix != ".svg":
+            found.append((path, data.decode("utf-8")))
+    return found
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in text("constraints.txt").splitlines() if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def requirements() -> list[Requirement]:
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    extras = project["optional-dependencies"].values()
+    return [Requirement(line) for group in (project["dependencies"], *extras) for line in group]
+
+
+def workflow_files() -> list[Path]:
+    return sorted((REPOSITORY / ".github/workflows").glob("*.yml"))
+
+
+def exported() -> dict[str, str]:
+    return dict(re.findall(r"^export (\w+) [:?]= (\S+)$", text("Makefile"), flags=re.MULTILINE))
+
+
+def test_no_registry_is_named() -> None:
+    named = [(path.name, host) for path, content in readable_files() for host in REGISTRY_HOSTS if host in content]
+    assert named == []
+
+
+def test_no_path_of_this_machine_is_named() -> None:
+    here = f"{REPOSITORY.parent}/"
+    if len(REPOSITORY.parts) <= 2:
+        pytest.skip(f"{here} is too short to tell a path of this machine from any other text")
+    assert [path.name for path, content in readable_files() if here in content] == []
+
+
+def test_no_large_file_outside_the_datastore() -> None:
+    large = [
+        (path.relative_to(REPOSITORY).as_posix(), path.stat().st_size)
+        for path in repository_files()
+        if path.stat().st_size > LARGEST_BYTES and "datastore" not in path.relative_to(REPOSITORY).parts
+    ]
+    assert large == []
+
+
+def test_constraints_are_plain_pins() -> None:
+    """One version a line and nothing else: no address, hash, marker, or local version such as +cpu."""
+    lines = [line for line in text("constraints.txt").splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.!]+", line)] == []
+    assert len({canonicalize_name(line.partition("==")[0]) for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
+def test_every_dependency_is_pinned_in_its_range(requirement: Requirement) -> None:
+    version = pins().get(canonicalize_name(requirement.name))
+    assert version is not None, f"{requirement.name} has no pin: run `make constraints`"
+    assert requirement.specifier.contains(version), f"{requirement} and {version} disagree: run `make constraints`"
+
+
+def test_the_cuda_build_is_pinned_too() -> None:
+    """Pins frozen on a machine without a GPU would let these float on one with it."""
+    assert {"triton", "cuda-toolkit", "nvidia-nccl-cu13", "nvidia-cudnn-cu13"} <= pins().keys()
+
+
+def test_installed_versions_are_the_pinned_ones() -> None:
+    from importlib.metadata import distributions
+
+    pinned = pins()
+    installed = {canonicalize_name(dist.metadata["Name"]): dist.version.partition("+")[0] for dist in distributions()}
+    differing = {n: (v, pinned[n]) for n, v in installed.items() if n in pinned and v != pinned[n]}
+    assert differing == {}, "installed and pinned versions differ: run `make setup`"
+
+
+def test_the_makefile_keeps_the_tools_quiet() -> None:
+    assert exported().keys() >= TELEMETRY
+
+
+def test_the_switches_are_the_same_everywhere() -> None:
+    """`make`, a bare `pytest` and a bare command in the image run under the same environment."""
+    from conftest import SWITCHES
+
+    made = exported()
+    differing = {name: (value, made.get(name)) for name, value in SWITCHES.items() if made.get(name) != value}
+    assert differing == {}, "conftest.py and Makefile disagree"
+    image = dict(re.findall(r"^ +(\w+)=(\S+)(?: \\)?$", text("Dockerfile"), flags=re.MULTILINE))
+    absent = {
+        name: (value, image.get(name)) for name, value in made.items() if name != "PATH" and image.get(name) != value
+    }
+    assert absent == {}, "Dockerfile and Makefile disagree"
+
+
+def test_dvc_keeps_quiet_and_has_its_remote() -> None:
+    import configparser
+
+    config = configparser.ConfigParser()
+    config.read_string("\n".join(line.strip() for line in text(".dvc/config").splitlines()))
+    assert config["core"]["analytics"] == "false"
+    assert config["core"]["check_update"] == "false"
+    assert config[f"'remote \"{config['core']['remote']}\"'"]["url"] == "../datastore"
+
+
+def test_dvc_ignores_what_running_leaves_behind() -> None:
+    assert {"__pycache__", "*.egg-info"} <= set(text(".dvcignore").splitlines())
+
+
+@pytest.mark.parametrize("path", workflow_files(), ids=lambda path: path.stem)
+def test_workflows_pin_their_actions_and_ask_for_little(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    used = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert [action for action in used if not re.fullmatch(r"[\w./-]+@v\d+", action)] == []
+
+
+def commands_of(name: str) -> list[str]:
+    jobs: dict[str, Any] = yaml.safe_load(text(f".github/workflows/{name}.yml"))["jobs"]
+    return [line.strip() for job in jobs.values() for step in job["steps"] for line in step.get("run", "").splitlines()]
+
+
+def test_the_check_workflow_runs_what_a_contributor_runs() -> None:
+    assert commands_of("check") == ["bash .ci/run"]
+
+
+def test_the_gpu_workflow_is_started_by_hand() -> None:
+    # YAML reads the bare key `on` as true.
+    assert list(yaml.safe_load(text(".github/workflows/gpu.yml"))[True]) == ["workflow_dispatch"]
+    assert "make test-gpu" in commands_of("gpu")
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    """In .ci/run, the workflows and the documents: a renamed target leaves no stale command behind."""
+    targets = set(re.findall(r"^([a-z][a-z-]*):", text("Makefile"), flags=re.MULTILINE))
+    # Inline code, or a line that is a command and nothing else (a variable or a comment may follow).
+    command = re.compile(
+        r"`make ([a-z-]+)|^ *(?:- run: |\$ )?make ([a-z-]+)(?: +(?:[A-Z_]+=|#).*)?$", flags=re.MULTILINE
+    )
+    named = {
+        (path.name, target)
+        for path, content in readable_files()
+        if path.suffix in {".md", ".yml"} or path.name == "run"
+        for target in (inline or line for inline, line in command.findall(content))
+    }
+    assert {("run", "test"), ("run", "lint"), ("run", "types"), ("run", "repro-tiny")} <= named
+    assert sorted(pair for pair in named if pair[1] not in targets) == []
+
+
+def test_ci_stops_at_the_first_failure() -> None:
+    assert "set -euo pipefail" in text(".ci/run")
+    assert "|| true" not in text(".ci/run")
+
+
+def test_every_marker_is_declared() -> None:
+    """Those of tests that are deselected by default too, which pytest itself only sees on collection."""
+    declared = {
+        line.partition(":")[0]
+        for line in tomllib.loads(text("pyproject.toml"))["tool"]["pytest"]["ini_options"]["markers"]
+    }
+    builtin = {"parametrize", "skip", "skipif", "xfail", "usefixtures", "filterwarnings", "timeout"}
+    used = {
+        node.attr
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "mark"
+    }
+    assert used - builtin <= declared
+
+
+def test_the_image_is_built_from_the_pins_and_runs_without_root() -> None:
+    lines = text("Dockerfile").splitlines()
+    assert "make setup" in text("Dockerfile")
+    assert [line for line in lines if line.startswith("FROM")] == [
+        "FROM ${BASE_IMAGE} AS build",
+        "FROM ${BASE_IMAGE} AS runtime",
+    ]
+    assert [line for line in lines if line.startswith("USER")] == ["USER grpo"]
+    runtime = text("Dockerfile").partition("AS runtime")[2]
+    assert not re.search(r"\b(gcc|g\+\+|clang|build-essential|python3\.11-dev)\b", runtime)
