@@ -1,0 +1,44 @@
+"""``grpo STAGE --config FILE``: the stages of the pipeline, by name."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+COMMANDS = {
+    "make-data": "grpo.make_data",
+    "prepare": "grpo.prepare",
+    "policy": "grpo.policy",
+    "train": "grpo.train",
+    "evaluate": "grpo.evaluate",
+    "report": "grpo.report",
+}
+
+
+def main() -> None:
+    """Run one command; a mistake of the user's ends in one line that says what to do."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: grpo {{{','.join(COMMANDS)}}} [--help] [--config FILE] [--key value ...]")
+        return
+    if name not in COMMANDS:
+        sys.exit(f"grpo: there is no command {name!r}; choose one of {', '.join(COMMANDS)}")
+    module = import_module(COMMANDS[name])
+    try:
+        module.main(arguments)
+    except (ValueError, FileNotFoundError) as error:
+        if not _is_ours(error):
+            raise
+        print(f"grpo {name}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether this package raised it, for the user to read; from a library it is a fault, whose trace is needed."""
+    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(__file__).parent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A policy: weights, tokenizer, prompt template and end tokens, kept in one Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo.rollouts.prompts import PromptTemplate
+
+PROVENANCE_FILE = "provenance.json"
+CONFIG_FILE = "resolved_config.yaml"
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy in memory. ``end_token_ids`` end a completion when sampled, and count as part of it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    template: PromptTemplate
+    end_token_ids: tuple[int, ...]
+
+
+def load_policy(folder: Path) -> LoadedPolicy:
+    """Load a policy folder, float32, without dropout.
+
+    Raises:
+        ValueError: the folder is not a policy folder.
+    """
+    tokenizer, template = load_tokenizer(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    switch_dropout_off(model)
+    return LoadedPolicy(model, tokenizer, template, end_token_ids(model))
+
+
+def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerBase, PromptTemplate]:
+    """The light part of a policy folder: enough to make prompts."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is not a policy folder (it has no config.json): make it with `grpo policy`")
+    return AutoTokenizer.from_pretrained(folder), PromptTemplate.load(folder)
+
+
+def end_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """The end tokens that the model's generation settings name."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        raise ValueError("the policy's generation_config.json names no eos_token_id: completions could not end")
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def switch_dropout_off(model: PreTrainedModel) -> None:
+    """Dropout draws another network at every pass: the ratio would compare two policies that differ by chance."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if "attention_dropout" in vars(module):  # a rate that the attention function is called with
+            vars(module)["attention_dropout"] = 0.0
+
+
+def save_policy(folder: Path, policy: LoadedPolicy, provenance: Mapping[str, Any], config: str | None = None) -> None:
+    """Write a policy folder aside and move it in, so that a killed run leaves no half of one.
+
+    Args:
+        folder: replaced if it is there.
+        policy: what to write.
+        provenance: what it was made from.
+        config: the resolved configuration of the run that made it, YAML.
+    """
+    aside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    policy.model.save_pretrained(aside)
+    policy.tokenizer.save_pretrained(aside)
+    policy.template.save(aside)
+    text = json.dumps(provenance, indent=2, sort_keys=True, ensure_ascii=False)
+    (aside / PROVENANCE_FILE).write_text(text + "\n", encoding="utf-8")
+    if config is not None:
+        (aside / CONFIG_FILE).write_text(config, encoding="utf-8")
+    for path in aside.iterdir():
+        path.chmod(0o644)  # safetensors writes 0600, which another user of a mounted clone cannot read
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(aside, folder)
+
+
+def completion_logprobs(
+    model: PreTrainedModel,
+    prompts: Tensor,
+    prompt_mask: Tensor,
+    completions: Tensor,
+    mask: Tensor,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of given completions, each prompt run once for all members of its group.
+
+    Args:
+        model: the policy or the reference.
+        prompts: ``[P, L]`` left-padded prompt tokens.
+        prompt_mask: ``[P, L]``, 1 at prompt tokens.
+        completions: ``[P * G, T]`` right-padded, the G members of a prompt side by side.
+        mask: ``[P * G, T]``, 1 at completion tokens.
+        temperature: divides the logits, as it did when the tokens were drawn.
+
+    Returns:
+        log-probabilities ``[P * G, T]`` and entropies ``[P * G, T]`` in nats, float32; padding holds
+        finite values that mean nothing.
+    """
+    # Checkpointed layers drop their cache while they train, and the completions would not see their prompt.
+    assert not (model.training and model.is_activation_checkpointing), (
+        "shared prompts need activation checkpointing off"
+    )
+    group_size = len(completions) // len(prompts)
+    positions = (prompt_mask.cumsum(-1) - 1).clamp(min=0)
+    cache = DynamicCache()
+    first = model(
+        input_ids=prompts,
+        attention_mask=prompt_mask,
+        position_ids=positions,
+        cache=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    logits = first.repeat_interleave(group_size, dim=0)
+    steps = completions.shape[1] - 1
+    if steps > 0:
+        cache.batch_repeat_interleave(group_size)
+        start = positions[:, -1:].repeat_interleave(group_size, dim=0) + 1
+        context = prompt_mask.repeat_interleave(group_size, dim=0)
+        rest = model(
+            input_ids=completions[:, :-1],
+            attention_mask=torch.cat([context, mask[:, :-1].to(context.dtype)], dim=1),
+            position_ids=start + torch.arange(steps, device=start.device),
+            cache=cache,
+            use_cache=True,
+        ).logits
+        logits = torch.cat([logits, rest], dim=1)
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    with torch.no_grad():
+        entropies = torch.special.entr(logprobs.exp()).sum(dim=-1)  # 0 at probability 0, where p * log p is NaN
+    return logprobs.gather(-1, completions.unsqueeze(-1)).squeeze(-1), entropies

@@ -1,0 +1,160 @@
+"""Small policies, problems and rewards that the tests share: random weights, made in milliseconds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import yaml
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from grpo.problem_files import write_problems
+from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, Score, ScoredRollout
+from grpo.rollouts.policies import LoadedPolicy, save_policy
+from grpo.rollouts.prompts import PromptTemplate
+from grpo.train import EXPECTED_WARNINGS
+from grpo.training.grpo_module import GRPOModule
+from grpo.training.prompt_group_datamodule import PromptGroupDataModule
+from grpo.training.run_loggers import RoundCSVLogger
+from grpo.training.tiny_policy import character_tokenizer
+
+TOKENIZER = character_tokenizer()
+TEMPLATE = PromptTemplate("bare", "{question}")
+
+
+def random_llama(seed: int = 0, spread: float = 0.1) -> LlamaForCausalLM:
+    """Two layers, 32 wide; a larger spread of the weights makes it surer of its tokens."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=spread,
+        tie_word_embeddings=True,
+        eos_token_id=TOKENIZER.eos_token_id,
+        pad_token_id=TOKENIZER.pad_token_id,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def policy_folder(folder: Path, seed: int = 0, spread: float = 0.1) -> Path:
+    """A policy folder of random weights, which ends a completion at a new line too."""
+    ends = (TOKENIZER.eos_token_id, *TOKENIZER("\n").input_ids)
+    model = random_llama(seed, spread)
+    model.generation_config = GenerationConfig(eos_token_id=list(ends), pad_token_id=ends[0], do_sample=True)
+    save_policy(folder, LoadedPolicy(model, TOKENIZER, TEMPLATE, ends), {"made": "for tests"})
+    return folder
+
+
+def problems(count: int, prefix: str = "p") -> list[Problem]:
+    """Sums of two numbers, their questions of uneven lengths."""
+    return [Problem(f"{prefix}{i:02d}", f"{i * i} + {i} =", str(i * i + i), "sums") for i in range(count)]
+
+
+def problem_folder(folder: Path, train: int = 6, validation: int = 2) -> Path:
+    folder.mkdir()
+    write_problems(folder / "train.jsonl", problems(train))
+    write_problems(folder / "validation.jsonl", problems(validation, "v"))
+    return folder
+
+
+def prompt(question: str, name: str = "p", occurrence: int = 0) -> PromptGroup:
+    problem = Problem(name, question, "1", "sums")
+    return PromptGroup(problem, "bare", question, tuple(TOKENIZER(question).input_ids), occurrence)
+
+
+def key(name: str = "p", seed: int = 1) -> RolloutKey:
+    return RolloutKey(seed, "train", 0, name, "bare")
+
+
+def scored_group(
+    rewards: Sequence[float | None], lengths: Sequence[int] | None = None, name: str = "p", question: str = "1+1="
+) -> list[ScoredRollout]:
+    """Members with these rewards (None: not scored) and completion lengths; all but the last token are letters."""
+    members = []
+    for i, reward in enumerate(rewards):
+        length = 3 if lengths is None else lengths[i]
+        tokens = (*(20 + (i + j) % 10 for j in range(length - 1)), TOKENIZER.eos_token_id)
+        text = TOKENIZER.decode(tokens[:-1])
+        rollout = Rollout(
+            key(name).of_member(i), prompt(question, name), tokens, text, tuple(-0.5 for _ in tokens), "end_token"
+        )
+        score = Score(reward) if reward is not None else Score.unscorable("the checker failed")
+        members.append(ScoredRollout(rollout, {"made": score}, reward))
+    return members
+
+
+def share_of_lower_case(_: Problem, completion: str) -> Score:
+    """A toy reward that a policy of random weights can climb at once."""
+    return Score(sum(c.islower() for c in completion) / max(1, len(completion)))
+
+
+def fit(module: GRPOModule, data: PromptGroupDataModule, folder: Path, **options: Any) -> L.Trainer:
+    """Train as the train stage does, without its command line."""
+    with warnings.catch_warnings():
+        for message in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=1,
+            logger=RoundCSVLogger(folder),
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            log_every_n_steps=1,
+            **options,
+        )
+        trainer.fit(module, data)
+    return trainer
+
+
+def train_config(folder: Path, **data: Any) -> dict[str, Any]:
+    """The train stage's configuration for a run of a second or two, below ``folder``."""
+    policy = folder / "policy"
+    return {
+        "seed_everything": 1,
+        "output": str(folder / "output"),
+        "runs": str(folder / "runs"),
+        "checkpoint_every_n_updates": 2,
+        "wandb": {"mode": "disabled"},
+        "model": {
+            "rewards": {"lower_case": {"check": "fixtures_policy.share_of_lower_case"}},
+            "sampling": {"max_new_tokens": 6},
+            "round": {"group_size": 4},
+            "optimizer": {"learning_rate": 1e-3, "micro_batch_rows": 4},
+        },
+        "data": {
+            "policy": str(policy if policy.exists() else policy_folder(policy)),
+            "problems": str(
+                folder / "problems" if (folder / "problems").exists() else problem_folder(folder / "problems")
+            ),
+            "rounds": 6,
+            "groups_per_round": 2,
+            **data,
+        },
+        "trainer": {
+            "accelerator": "cpu",
+            "devices": 1,
+            "val_check_interval": 0.5,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        },
+    }
+
+
+def write_config(path: Path, config: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return str(path)
