@@ -1,0 +1,177 @@
+"""Which prompt groups each round is made of: a pure function of the seed and the round."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from grpo.problem_files import read_problems
+from grpo.records import Problem, PromptGroup
+from grpo.rollouts.policies import load_tokenizer
+from grpo.rollouts.prompts import PromptTemplate, prompt_group
+
+
+@dataclass(frozen=True)
+class RoundOfGroups:
+    """The prompt groups that this process samples in a round."""
+
+    round: int
+    groups: tuple[PromptGroup, ...]
+
+
+def problem_order(problems: Sequence[Problem], seed: int, occurrence: int) -> list[Problem]:
+    """The problems in the order of one pass: sorted by a keyed hash, so that no shared stream is drawn from."""
+
+    def rank(problem: Problem) -> bytes:
+        return hashlib.blake2b(f"{seed}/{occurrence}/{problem.id}".encode(), digest_size=16).digest()
+
+    return sorted(problems, key=rank)
+
+
+class RoundLoader:
+    """Yields rounds one by one, the same at every pass. Whatever can be iterated is a loader to Lightning.
+
+    Args:
+        rounds: prepared for this process.
+    """
+
+    def __init__(self, rounds: Sequence[RoundOfGroups]) -> None:
+        self.rounds = rounds
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    def __iter__(self) -> Iterator[RoundOfGroups]:
+        return iter(self.rounds)
+
+
+class ResumableRoundLoader(RoundLoader):
+    """Goes through every round of a run once, and goes on where a checkpoint left off."""
+
+    def __init__(self, rounds: Sequence[RoundOfGroups]) -> None:
+        super().__init__(rounds)
+        self.next_round = 0
+
+    def __iter__(self) -> Iterator[RoundOfGroups]:
+        while self.next_round < len(self.rounds):
+            self.next_round += 1
+            yield self.rounds[self.next_round - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next_round": self.next_round}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next_round = state["next_round"]
+
+
+class PromptGroupDataModule(L.LightningDataModule):
+    """Prompt groups for training and for validation.
+
+    Args:
+        policy: policy folder; its tokenizer and prompt template make the prompts.
+        problems: folder with ``train.jsonl`` and ``validation.jsonl``.
+        rounds: rounds of the run.
+        groups_per_round: prompts a round, over all processes.
+        validation_problems: at most so many problems of the validation split, the first in keyed order; 0 for none.
+        max_prompt_tokens: a longer prompt is an error; none is ever cut.
+        seed: of the order.
+    """
+
+    def __init__(
+        self,
+        policy: Path,
+        problems: Path,
+        rounds: int,
+        groups_per_round: int,
+        validation_problems: int = 32,
+        max_prompt_tokens: int = 512,
+        seed: int = 1,
+    ) -> None:
+        super().__init__()
+        for name, value in (("rounds", rounds), ("groups_per_round", groups_per_round)):
+            if value < 1:
+                raise ValueError(f"data.{name} is {value}: it must be at least 1")
+        if validation_problems < 0:
+            raise ValueError(f"data.validation_problems is {validation_problems}: it must be at least 0 (none)")
+        self.policy = policy
+        self.problems = problems
+        self.rounds = rounds
+        self.groups_per_round = groups_per_round
+        self.validation_problems = validation_problems
+        self.max_prompt_tokens = max_prompt_tokens
+        self.seed = seed
+
+    def setup(self, stage: str) -> None:
+        """Read the problems and make every prompt, so that what is wrong with one shows before a model is loaded."""
+        self._check_processes()
+        tokenizer, template = load_tokenizer(self.policy)
+        train = read_problems(self.problems / "train.jsonl")
+        validation = problem_order(read_problems(self.problems / "validation.jsonl"), self.seed, 0)
+        self.train_rounds = self._train_rounds(train, tokenizer, template)
+        self.validation_groups = self._groups(
+            [(problem, 0) for problem in validation[: self.validation_problems]], tokenizer, template
+        )
+
+    def train_dataloader(self) -> ResumableRoundLoader:
+        return ResumableRoundLoader(self.train_rounds)
+
+    def val_dataloader(self) -> RoundLoader:
+        groups = self.validation_groups
+        return RoundLoader([RoundOfGroups(0, self._share(groups))] if groups else [])
+
+    def _train_rounds(
+        self, problems: list[Problem], tokenizer: PreTrainedTokenizerBase, template: PromptTemplate
+    ) -> list[RoundOfGroups]:
+        needed = self.rounds * self.groups_per_round
+        passes = -(-needed // len(problems))
+        visits = [(p, visit) for visit in range(passes) for p in problem_order(problems, self.seed, visit)]
+        groups = self._groups(visits[:needed], tokenizer, template)
+        per_round = self.groups_per_round
+        return [RoundOfGroups(r, self._share(groups[r * per_round : (r + 1) * per_round])) for r in range(self.rounds)]
+
+    def _groups(
+        self, problems: Sequence[tuple[Problem, int]], tokenizer: PreTrainedTokenizerBase, template: PromptTemplate
+    ) -> list[PromptGroup]:
+        groups = [prompt_group(template, tokenizer, problem, occurrence) for problem, occurrence in problems]
+        too_long = [group for group in groups if len(group.prompt_tokens) > self.max_prompt_tokens]
+        if too_long:
+            longest = max(too_long, key=lambda group: len(group.prompt_tokens))
+            raise ValueError(
+                f"{len(too_long)} prompts are longer than data.max_prompt_tokens = {self.max_prompt_tokens}, "
+                f"the longest ({longest.problem.id}) has {len(longest.prompt_tokens)} tokens: raise the limit or "
+                "take the problems out; a prompt is never cut"
+            )
+        return groups
+
+    def _share(self, groups: Sequence[PromptGroup]) -> tuple[PromptGroup, ...]:
+        """This process's groups: whole groups, dealt out in turn."""
+        return tuple(groups[self._rank :: self._processes])
+
+    @property
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer else 0
+
+    @property
+    def _processes(self) -> int:
+        return self.trainer.world_size if self.trainer else 1
+
+    def _check_processes(self) -> None:
+        processes = self._processes
+        if self.groups_per_round % processes:
+            below = self.groups_per_round // processes * processes
+            nearest = " or ".join(str(n) for n in (below, below + processes) if n)
+            raise ValueError(
+                f"data.groups_per_round is {self.groups_per_round}, which {processes} processes cannot share evenly: "
+                f"make it {nearest}"
+            )
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Prompt groups are plain values; they become tensors on the device when they are sampled."""
+        return batch

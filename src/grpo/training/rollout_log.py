@@ -1,0 +1,162 @@
+"""The record: one table of what was drawn, one of what was decided, a file a round and process each.
+
+Files are written aside and moved in, so a killed run leaves every finished round readable, and a
+resumed one replaces the rounds it runs again. ``docs/records.md`` explains each column.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo.records import ScoredRollout
+from grpo.rewards import RewardComponent
+from grpo.rollouts.flat_groups import GroupVerdict
+from grpo.rollouts.sampling import SamplingSettings
+
+ROLLOUTS_SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("run_id", pa.string()),
+        ("round", pa.int32()),
+        ("purpose", pa.string()),
+        ("problem_id", pa.string()),
+        ("slice", pa.string()),
+        ("template_id", pa.string()),
+        ("prompt_text", pa.string()),
+        ("prompt_tokens", pa.list_(pa.int32())),
+        ("occurrence", pa.int32()),
+        ("member", pa.int32()),
+        ("draw", pa.int32()),
+        ("sampling_settings", pa.string()),
+        ("policy_version", pa.int32()),
+        ("completion_text", pa.string()),
+        ("completion_tokens", pa.list_(pa.int32())),
+        ("finish_reason", pa.string()),
+        ("end_token_id", pa.int32()),
+        ("old_logprobs", pa.list_(pa.float32())),
+        ("reward_raw", pa.map_(pa.string(), pa.float64())),
+        ("reward_weighted", pa.map_(pa.string(), pa.float64())),
+        ("reward", pa.float64()),
+        ("unscored_reason", pa.string()),
+    ]
+)
+
+UPDATES_SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("round", pa.int32()),
+        ("verdict", pa.string()),
+        ("verdict_reason", pa.string()),
+        ("centred", pa.float64()),
+        ("advantage", pa.float64()),
+        ("reference_logprobs", pa.list_(pa.float32())),
+        ("loss_tokens", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a round decided about one rollout: a row of the ``updates`` table."""
+
+    rollout_id: str
+    verdict: GroupVerdict
+    centred: float
+    advantage: float
+    reference_logprobs: tuple[float, ...] | None
+    loss_tokens: int
+
+
+class RolloutLog:
+    """Writes the record of one process.
+
+    Args:
+        folder: holds ``rollouts/`` and ``updates/``.
+        run_id: the run's fingerprint, kept in every row.
+        rank: this process among those that train.
+        components: the reward's components, for their weights.
+        sampling: how the tokens were drawn.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run_id: str,
+        rank: int,
+        components: Mapping[str, RewardComponent],
+        sampling: SamplingSettings,
+    ) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self.rank = rank
+        self.components = components
+        self.sampling = json.dumps(asdict(sampling), sort_keys=True)
+
+    def write_rollouts(self, round_index: int, groups: Sequence[Sequence[ScoredRollout]], policy_version: int) -> None:
+        """Every rollout of the round, before any filter."""
+        rows = [self._rollout_row(scored, policy_version) for group in groups for scored in group]
+        self._write("rollouts", round_index, rows, ROLLOUTS_SCHEMA)
+
+    def write_updates(self, round_index: int, decisions: Iterable[Decision]) -> None:
+        """What became of each rollout of the round."""
+        rows = [
+            {
+                "rollout_id": decision.rollout_id,
+                "round": round_index,
+                "verdict": decision.verdict.verdict,
+                "verdict_reason": decision.verdict.reason,
+                "centred": decision.centred,
+                "advantage": decision.advantage,
+                "reference_logprobs": decision.reference_logprobs,
+                "loss_tokens": decision.loss_tokens,
+            }
+            for decision in decisions
+        ]
+        self._write("updates", round_index, rows, UPDATES_SCHEMA)
+
+    def _rollout_row(self, scored: ScoredRollout, policy_version: int) -> dict[str, Any]:
+        rollout, key, group = scored.rollout, scored.rollout.key, scored.rollout.group
+        raw = {name: score.value for name, score in scored.components.items()}
+        weighted = {n: None if v is None else self.components[n].weight * v for n, v in raw.items()}
+        reasons = [f"{name}: {score.reason}" for name, score in scored.components.items() if score.value is None]
+        return {
+            "rollout_id": key.rollout_id,
+            "run_id": self.run_id,
+            "round": key.round,
+            "purpose": key.purpose,
+            "problem_id": key.problem_id,
+            "slice": group.problem.slice,
+            "template_id": key.template_id,
+            "prompt_text": group.prompt_text,
+            "prompt_tokens": group.prompt_tokens,
+            "occurrence": key.occurrence,
+            "member": key.member,
+            "draw": key.draw,
+            "sampling_settings": self.sampling,
+            "policy_version": policy_version,
+            "completion_text": rollout.text,
+            "completion_tokens": rollout.tokens,
+            "finish_reason": rollout.finish_reason,
+            "end_token_id": None if rollout.truncated else rollout.tokens[-1],
+            "old_logprobs": rollout.logprobs,
+            "reward_raw": list(raw.items()),
+            "reward_weighted": list(weighted.items()),
+            "reward": scored.reward,
+            "unscored_reason": None if scored.scored else "; ".join(reasons),
+        }
+
+    def _write(self, table: str, round_index: int, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+        folder = self.folder / table
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"round-{round_index:05d}-rank-{self.rank}.parquet"
+        aside = path.with_suffix(".partial")
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), aside)
+        os.replace(aside, path)

@@ -1,0 +1,84 @@
+"""What differs between one process and many, and nothing of the method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import DeepSpeedStrategy
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+T = TypeVar("T")
+
+
+class NonFiniteGradient(RuntimeError):
+    """The gradient is not finite; the weights are still those of the last good update."""
+
+
+class CPUDeepSpeedStrategy(DeepSpeedStrategy):
+    """DeepSpeed on CPU processes over gloo, for tests of sharding without a GPU.
+
+    Lightning's own refuses every accelerator but CUDA, and wants devices with an index.
+    """
+
+    def __init__(self, stage: int = 2) -> None:
+        super().__init__(stage=stage, process_group_backend="gloo")
+
+    def setup_environment(self) -> None:
+        import deepspeed
+
+        self.parallel_devices = [torch.device("cpu", i) for i in range(len(self.parallel_devices or []))]
+        # The shared-memory operator serves inference alone, and building it takes minutes of compiling.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        super(DeepSpeedStrategy, self).setup_environment()
+
+
+def all_processes(value: T) -> list[T]:
+    """``value`` as every process has it, in the order of their ranks."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return [value]
+    gathered: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered  # type: ignore[return-value]
+
+
+def step_optimizer(module: L.LightningModule, max_norm: float) -> float:
+    """Clip the accumulated gradient, step, clear it, and give its norm before clipping.
+
+    Raises:
+        NonFiniteGradient: before anything is changed (under DeepSpeed, which clips inside its step: after it).
+    """
+    optimizer = module.optimizers()
+    assert isinstance(optimizer, LightningOptimizer)
+    engine = deepspeed_engine(module)
+    if engine is None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+        _require_finite(norm, module)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+    engine.optimizer.clip_grad = max_norm
+    optimizer.step()
+    norm = float(engine.get_global_grad_norm())
+    _require_finite(norm, module)
+    return norm
+
+
+def deepspeed_engine(module: L.LightningModule) -> DeepSpeedEngine | None:
+    """The engine that holds the module's weights, under a DeepSpeed strategy."""
+    strategy = module.trainer.strategy
+    return strategy.deepspeed_engine if isinstance(strategy, DeepSpeedStrategy) else None
+
+
+def _require_finite(norm: float, module: L.LightningModule) -> None:
+    if norm != norm or norm == float("inf"):
+        raise NonFiniteGradient(
+            f"the gradient's norm is {norm} at update {module.trainer.global_step + 1}: training stops here. "
+            "Lower model.optimizer.learning_rate, or look at the round's rewards and ratios in the record"
+        )

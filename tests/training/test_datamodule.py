@@ -1,0 +1,117 @@
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fixtures_policy import policy_folder, problem_folder, problems
+
+from grpo.problem_files import write_problems
+from grpo.training.prompt_group_datamodule import (
+    PromptGroupDataModule,
+    ResumableRoundLoader,
+    RoundOfGroups,
+    problem_order,
+)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    return {"policy": policy_folder(tmp_path / "policy"), "problems": problem_folder(tmp_path / "problems", 5, 3)}
+
+
+def datamodule(folders: dict[str, Path], rank: int = 0, processes: int = 1, **settings: Any) -> PromptGroupDataModule:
+    data = PromptGroupDataModule(**folders, **{"rounds": 5, "groups_per_round": 2} | settings)
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=processes)  # type: ignore[assignment]
+    data.setup("fit")
+    return data
+
+
+def names(rounds: list[RoundOfGroups]) -> list[list[tuple[str, int]]]:
+    return [[(group.problem.id, group.occurrence) for group in round_.groups] for round_ in rounds]
+
+
+def test_every_problem_is_seen_once_before_any_is_seen_again(folders: dict[str, Path]) -> None:
+    seen = [visit for round_ in names(datamodule(folders).train_rounds) for visit in round_]
+    assert len(seen) == 10
+    assert Counter(occurrence for _, occurrence in seen) == {0: 5, 1: 5}
+    assert [occurrence for _, occurrence in seen] == [0] * 5 + [1] * 5
+    assert {name for name, _ in seen[:5]} == {name for name, _ in seen[5:]}
+    assert [name for name, _ in seen[:5]] != [name for name, _ in seen[5:]]
+
+
+def test_rounds_are_numbered_and_full(folders: dict[str, Path]) -> None:
+    rounds = list(datamodule(folders, rounds=4, groups_per_round=3).train_dataloader())
+    assert [round_.round for round_ in rounds] == [0, 1, 2, 3]
+    assert [len(round_.groups) for round_ in rounds] == [3] * 4
+
+
+def test_the_order_follows_the_seed_alone(folders: dict[str, Path]) -> None:
+    assert names(datamodule(folders).train_rounds) == names(datamodule(folders).train_rounds)
+    assert names(datamodule(folders, seed=2).train_rounds) != names(datamodule(folders).train_rounds)
+    some = problems(9)
+    assert problem_order(some[::-1], 1, 0) == problem_order(some, 1, 0)
+    # a problem more moves no other
+    assert [p for p in problem_order(problems(10), 1, 0) if p.id != "p09"] == problem_order(some, 1, 0)
+
+
+def test_processes_share_whole_groups_without_overlap(folders: dict[str, Path]) -> None:
+    whole = names(datamodule(folders, groups_per_round=4).train_rounds)
+    parts = [names(datamodule(folders, rank, 2, groups_per_round=4).train_rounds) for rank in range(2)]
+    for i, round_ in enumerate(whole):
+        assert round_ == [visit for pair in zip(parts[0][i], parts[1][i], strict=True) for visit in pair]
+    validation = [
+        [g.problem.id for g in next(iter(datamodule(folders, r, 2).val_dataloader())).groups] for r in range(2)
+    ]
+    assert sorted(validation[0] + validation[1]) == ["v00", "v01", "v02"]
+
+
+@pytest.mark.parametrize(("groups", "remedy"), [(7, "make it 6 or 9"), (2, "make it 3")])
+def test_groups_that_cannot_be_shared_evenly_are_an_error(folders: dict[str, Path], groups: int, remedy: str) -> None:
+    with pytest.raises(ValueError, match=rf"data\.groups_per_round is {groups}, .* 3 processes .*: {remedy}"):
+        datamodule(folders, 0, 3, groups_per_round=groups)
+
+
+def test_the_loader_goes_on_where_its_state_says(folders: dict[str, Path]) -> None:
+    rounds = datamodule(folders).train_rounds
+    loader = ResumableRoundLoader(rounds)
+    iterator = iter(loader)
+    assert [next(iterator).round for _ in range(2)] == [0, 1]
+    resumed = ResumableRoundLoader(rounds)
+    resumed.load_state_dict(loader.state_dict())
+    assert [round_.round for round_ in resumed] == [2, 3, 4]
+    assert len(resumed) == 5
+
+
+def test_validation_takes_the_first_problems_of_a_fixed_order_at_every_pass(folders: dict[str, Path]) -> None:
+    loader = datamodule(folders, validation_problems=2).val_dataloader()
+    [first], [second] = list(loader), list(loader)
+    assert first == second
+    assert len(first.groups) == 2
+    [more] = datamodule(folders, validation_problems=3).val_dataloader()
+    assert more.groups[:2] == first.groups
+    assert list(datamodule(folders, validation_problems=0).val_dataloader()) == []
+
+
+def test_a_prompt_past_the_limit_is_an_error_and_is_never_cut(folders: dict[str, Path]) -> None:
+    write_problems(folders["problems"] / "train.jsonl", problems(20))  # "361 + 19 =" has 10 characters
+    with pytest.raises(
+        ValueError, match=r"10 prompts are longer than data\.max_prompt_tokens = 8, .*a prompt is never cut"
+    ):
+        datamodule(folders, rounds=10, max_prompt_tokens=8)
+    groups = [
+        group for round_ in datamodule(folders, rounds=10, max_prompt_tokens=10).train_rounds for group in round_.groups
+    ]
+    assert {len(group.prompt_tokens) for group in groups} == {7, 8, 10}
+    assert all(len(group.prompt_tokens) == len(group.prompt_text) for group in groups)
+
+
+@pytest.mark.parametrize("name", ["rounds", "groups_per_round"])
+def test_sizes_below_one_are_refused(folders: dict[str, Path], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"data\.{name} is 0: it must be at least 1"):
+        PromptGroupDataModule(**folders, **{"rounds": 1, "groups_per_round": 1, name: 0})
+
+
+def test_fewer_than_no_validation_problems_are_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=r"data\.validation_problems is -1"):
+        PromptGroupDataModule(**folders, rounds=1, groups_per_round=1, validation_problems=-1)
