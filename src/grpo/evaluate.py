@@ -1,0 +1,209 @@
+"""Stage: ask a policy the held-out problems, and judge its answers apart from the training reward.
+
+``grpo evaluate --config configs/evaluate.yaml --policy build/policy --name base``. The policy folder is
+all it needs of the policy; nothing of how it was trained (group size, reward, rounds) reaches it. The
+same keys and the same token budget serve every policy, so that two evaluations pair by problem.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import torch
+import yaml
+
+from grpo.answer_metrics import Estimate, IntervalSettings, summarise
+from grpo.held_out_answers import TRAINED_ROLE, HeldOutAnswer, answers_parquet, judge, role
+from grpo.problem_files import read_problems
+from grpo.records import Problem, PromptGroup, Rollout, RolloutKey
+from grpo.rollouts.policies import PROVENANCE_FILE, load_policy, load_tokenizer
+from grpo.rollouts.prompts import prompt_group
+from grpo.rollouts.sampling import Sampler, SamplingSettings
+from grpo.run_identity import file_digest, folder_digest, versions
+from grpo.scorers import check_scorer, load_scorer, refuse_training_reward
+from grpo.whole_files import write_whole
+
+RESOLVED_CONFIG_FILE = "resolved_config.yaml"
+
+# They say where a policy came from, not what it answers, so they stay out of its hash.
+_NOT_THE_POLICY = frozenset({PROVENANCE_FILE, RESOLVED_CONFIG_FILE, "README.md"})
+
+
+class EvaluationError(ValueError):
+    """The evaluation as it is set cannot be made."""
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """What is asked, how, and who judges. Every policy that is compared gets the same.
+
+    Args:
+        policy: policy folder.
+        name: of the evaluation's files, such as ``base`` or ``trained``.
+        problems: held-out problems; those of slices the policy was not trained on are reported apart.
+        completions_folder: gets ``<name>/completions.parquet``.
+        report_folder: gets ``<name>.json``.
+        samples_per_problem: sampled completions of each problem, beside one greedy one.
+        pass_at_k: each k of pass@k; at most ``samples_per_problem``.
+        sampled: how they are drawn; the greedy completion has the same token budget.
+        seed: of the sampled completions.
+        scorer: dotted path of the judge, (problem, answer) -> Score; an answer is correct where it gives 1.
+        intervals: how intervals are made.
+    """
+
+    policy: Path
+    name: str
+    problems: Path = Path("build/problems/heldout.jsonl")
+    completions_folder: Path = Path("build/evaluation")
+    report_folder: Path = Path("report/evaluation")
+    samples_per_problem: int = 4
+    pass_at_k: tuple[int, ...] = (1, 4)
+    sampled: SamplingSettings = field(default_factory=lambda: SamplingSettings(max_new_tokens=8))
+    seed: int = 1
+    scorer: str = "grpo.scorers.reasoning_gym_score"
+    intervals: IntervalSettings = field(default_factory=IntervalSettings)
+
+    def __post_init__(self) -> None:
+        if not self.name or Path(self.name).name != self.name:
+            raise EvaluationError(f"name is {self.name!r}: it names files, so give a plain word such as base")
+        if self.samples_per_problem < 1:
+            raise EvaluationError(f"samples_per_problem is {self.samples_per_problem}: it must be at least 1")
+        if self.sampled.temperature == 0:
+            raise EvaluationError("sampled.temperature is 0: greedy completions are made anyway, so sample above 0")
+        for k in self.pass_at_k:
+            if not 1 <= k <= self.samples_per_problem:
+                raise EvaluationError(
+                    f"pass_at_k holds {k} with samples_per_problem {self.samples_per_problem}: "
+                    "pass@k needs at least k samples a problem, so lower k or raise samples_per_problem"
+                )
+
+
+def main(argv: list[str]) -> None:
+    """Run the stage from the command line's arguments."""
+    settings = jsonargparse.auto_cli(EvaluateSettings, args=argv, as_positional=False, prog="grpo evaluate")
+    evaluate(settings)
+
+
+def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
+    """Ask, judge and write; give what was written to ``<report_folder>/<name>.json``.
+
+    Raises:
+        ValueError: a setting, the problem file, the scorer or the policy folder does not fit; nothing is
+            written then.
+    """
+    problems = read_problems(settings.problems)
+    scorer = load_scorer(settings.scorer)
+    refuse_training_reward(settings.scorer, scorer, _resolved_config(settings.policy))
+    check_scorer(settings.scorer, scorer, problems)
+    answers = [judge(rollout, mode, scorer) for mode, rollout in _complete(problems, settings)]
+    evaluation = {"identity": _identity(settings, problems)} | _metrics(answers, problems, settings)
+    completions = settings.completions_folder / settings.name / "completions.parquet"
+    write_whole(completions, answers_parquet(answers))
+    text = json.dumps(evaluation, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    write_whole(settings.report_folder / f"{settings.name}.json", text.encode())
+    print(_headline(settings.name, evaluation))
+    return evaluation
+
+
+def _complete(problems: Sequence[Problem], settings: EvaluateSettings) -> list[tuple[str, Rollout]]:
+    """Every completion with its mode: one greedy and ``samples_per_problem`` sampled for each problem."""
+    tokenizer, template = load_tokenizer(settings.policy)
+    groups = [prompt_group(template, tokenizer, problem) for problem in problems]
+    policy = load_policy(settings.policy)
+    policy.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    completions = []
+    for mode, sampling, count in (
+        ("greedy", replace(settings.sampled, temperature=0.0), 1),
+        ("sampled", settings.sampled, settings.samples_per_problem),
+    ):
+        sampler = Sampler(policy.model, policy.tokenizer, policy.end_token_ids, sampling)
+        members = sampler.sample(groups, [_key(group, settings.seed) for group in groups], count)
+        completions += [(mode, rollout) for group in members for rollout in group]
+    return completions
+
+
+def _key(group: PromptGroup, seed: int) -> RolloutKey:
+    return RolloutKey(seed, "evaluation", 0, group.problem.id, group.template_id)
+
+
+def _metrics(
+    answers: Sequence[HeldOutAnswer], problems: Sequence[Problem], settings: EvaluateSettings
+) -> dict[str, Any]:
+    """``overall``: the slices the policy was trained on, together. ``by_slice``: each alone."""
+    by_slice = {}
+    for name in sorted({problem.slice for problem in problems}):
+        chosen = [problem for problem in problems if problem.slice == name]
+        by_slice[name] = {"relation": _relation(chosen[0], problems)} | _summary(answers, chosen, settings)
+    trained = [problem for problem in problems if role(problem) == TRAINED_ROLE]
+    return {"overall": _summary(answers, trained, settings), "by_slice": by_slice}
+
+
+def _summary(
+    answers: Sequence[HeldOutAnswer], problems: Sequence[Problem], settings: EvaluateSettings
+) -> dict[str, Any]:
+    ids = {problem.id for problem in problems}
+    summary: dict[str, Any] = {"problems": len(ids)}
+    for mode, pass_ks in (("greedy", ()), ("sampled", settings.pass_at_k)):
+        attempts = [answer.attempt for answer in answers if answer.mode == mode and answer.problem_id in ids]
+        estimates = summarise(attempts, settings.intervals, pass_ks)
+        summary[mode] = {name: estimate.rounded() for name, estimate in estimates.items()}
+    return summary
+
+
+def _relation(problem: Problem, problems: Sequence[Problem]) -> str:
+    """How a slice stands to the training: ``trained_on``, ``other_setting`` of such a task, or ``other_task``."""
+    if role(problem) == TRAINED_ROLE:
+        return "trained_on"
+    trained_tasks = {other.metadata.get("task") for other in problems if role(other) == TRAINED_ROLE}
+    return "other_setting" if problem.metadata.get("task") in trained_tasks else "other_task"
+
+
+def _identity(settings: EvaluateSettings, problems: Sequence[Problem]) -> dict[str, Any]:
+    """What the numbers depend on. No path and no time: two runs of one policy give the same bytes."""
+    return {
+        "name": settings.name,
+        "policy_sha256": policy_digest(settings.policy),
+        "problems_sha256": file_digest(settings.problems),
+        "problems": len(problems),
+        "samples_per_problem": settings.samples_per_problem,
+        "pass_at_k": list(settings.pass_at_k),
+        "temperature": settings.sampled.temperature,
+        "max_new_tokens": settings.sampled.max_new_tokens,
+        "max_rows": settings.sampled.max_rows,
+        "seed": settings.seed,
+        "scorer": settings.scorer,
+        "intervals": asdict(settings.intervals),
+        "versions": versions(),
+    }
+
+
+def policy_digest(folder: Path) -> str:
+    """A hash of the files of a policy folder that decide what it answers, by name and content."""
+    return folder_digest(
+        folder, [path for path in folder.iterdir() if path.is_file() and path.name not in _NOT_THE_POLICY]
+    )
+
+
+def _resolved_config(policy: Path) -> object:
+    path = policy / RESOLVED_CONFIG_FILE
+    if not path.is_file():
+        return None
+    parsed: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return parsed
+
+
+def _headline(name: str, evaluation: Mapping[str, Any]) -> str:
+    overall = evaluation["overall"]
+    shares = [f"{mode} {_percent(Estimate(**overall[mode]['accuracy']))}" for mode in ("sampled", "greedy")]
+    return f"{name}: correct on {overall['problems']} held-out problems: {', '.join(shares)}"
+
+
+def _percent(estimate: Estimate) -> str:
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return "unknown"
+    return f"{estimate.value:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"

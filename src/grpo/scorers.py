@@ -1,0 +1,126 @@
+"""What judges held-out answers, declared apart from the training reward.
+
+A scorer sees a problem and one extracted answer, never the completion: how an answer is found and
+whether it is right are two questions. Where the reward and the scorer shared code, a mistake in it
+would be learnt and then certified.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any
+
+from grpo.records import Problem, Score
+
+Scorer = Callable[[Problem, str | None], Score]
+
+# A number anywhere in a text: a minus counts as its sign only where no word or number stands before it.
+_NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)", re.ASCII)
+_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+
+
+class ScorerError(ValueError):
+    """The scorer cannot be used, or does not fit the problems."""
+
+
+def reasoning_gym_score(problem: Problem, answer: str | None) -> Score:
+    """Reasoning Gym's own verdict on ``answer``: 1 is right; some tasks give parts of a point to wrong ones.
+
+    Needs ``problem.metadata``: ``task``, the data set's name there, and ``entry``, the metadata it made.
+    """
+    if answer is None:
+        return Score(0.0, reason="no answer")
+    if "task" not in problem.metadata:
+        return Score.unscorable("the problem's metadata names no Reasoning Gym task")
+    entry = {"question": problem.question, "answer": problem.answer, "metadata": problem.metadata.get("entry", {})}
+    return Score(float(_score_answer(str(problem.metadata["task"]))(answer, entry)))
+
+
+@cache
+def _score_answer(task: str) -> Callable[[str, dict[str, Any]], float]:
+    # Imported here because it takes seconds, and other scorers do without it.
+    from reasoning_gym import get_score_answer_fn
+
+    score: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(task)
+    return score
+
+
+def lenient_answer(text: str, gold: str) -> str | None:
+    """The most likely answer in ``text``, finished or not, whatever stands around it; None if there is none.
+
+    For a number the last one of the first line that has any ("12 + 3 = 15, so ..." gives 15), without
+    thousands commas. Otherwise the last words of the first line that has any, as many as the gold has,
+    without punctuation. It is a second reading beside the strict one: written apart, so that a gain in
+    form alone (strict rises, lenient does not) shows as such.
+    """
+    number = _NUMBER.fullmatch(gold.strip()) is not None
+    pattern = _NUMBER if number else _WORD
+    wanted = 1 if number else max(1, len(_WORD.findall(gold)))
+    for line in text.splitlines():
+        found = pattern.findall(line)
+        if found:
+            answer = " ".join(found[-wanted:])
+            return answer.replace(",", "").replace("\u2212", "-") if number else answer
+    return None
+
+
+def load_scorer(path: str) -> Scorer:
+    """The scorer at a dotted path such as ``grpo.scorers.reasoning_gym_score``."""
+    try:
+        scorer: object = resolve_name(path)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ScorerError(
+            f"scorer is {path!r}, which cannot be imported ({error}): give the dotted path of a function "
+            "(problem, answer) -> Score, such as grpo.scorers.reasoning_gym_score"
+        ) from error
+    if not callable(scorer):
+        raise ScorerError(f"scorer is {path!r}, which is not a function: name one, (problem, answer) -> Score")
+    return scorer
+
+
+def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem]) -> None:
+    """Prove the scorer on the problems: each gold answer scores 1, and no answer does not.
+
+    Raises:
+        ScorerError: naming the first problem whose gold answer fails.
+    """
+    for problem in problems:
+        gold = scorer(problem, problem.answer)
+        if gold.value != 1:
+            raise ScorerError(
+                f"scorer {path} gives the gold answer {problem.answer!r} of problem {problem.id} "
+                f"{gold.value if gold.value is not None else gold.reason} instead of 1: "
+                "choose the scorer that fits these problems"
+            )
+        if scorer(problem, None).value == 1:
+            raise ScorerError(f"scorer {path} gives 1 where problem {problem.id} has no answer: choose another one")
+
+
+def refuse_training_reward(path: str, scorer: Scorer, resolved_config: object) -> None:
+    """Refuse a scorer that the policy was trained on: it could not show that the reward was gamed.
+
+    Args:
+        path: the scorer as the settings name it.
+        scorer: what stands there, so that another name of the same function is found too.
+        resolved_config: the policy's training settings as parsed YAML, None where it was not trained here.
+    """
+    names = {path, f"{getattr(scorer, '__module__', '')}.{getattr(scorer, '__qualname__', '')}"}
+    rewarded = names & set(_strings(resolved_config))
+    if rewarded:
+        raise ScorerError(
+            f"scorer is {path!r}, which the policy was trained on ({min(rewarded)} stands in its resolved "
+            "config): judge held-out answers with a scorer that was not a reward"
+        )
+
+
+def _strings(node: object) -> list[str]:
+    if isinstance(node, str):
+        return [node]
+    if isinstance(node, dict):
+        return [text for part in node.values() for text in _strings(part)]
+    if isinstance(node, list):
+        return [text for part in node for text in _strings(part)]
+    return []

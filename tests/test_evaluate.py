@@ -1,0 +1,265 @@
+"""The evaluation of a policy folder, and the scorer that judges it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo.answer_metrics import IntervalSettings
+from grpo.evaluate import EvaluateSettings, evaluate, main
+from grpo.held_out_answers import COMPLETIONS_SCHEMA, judge, read_answers
+from grpo.problem_files import write_problems
+from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, Score
+from grpo.rollouts.policies import LoadedPolicy, save_policy
+from grpo.rollouts.prompts import PromptTemplate
+from grpo.rollouts.sampling import SamplingSettings
+from grpo.scorers import (
+    ScorerError,
+    check_scorer,
+    lenient_answer,
+    load_scorer,
+    reasoning_gym_score,
+    refuse_training_reward,
+)
+from grpo.training.tiny_policy import character_tokenizer
+
+SCORER = "grpo.scorers.reasoning_gym_score"
+
+
+def problem(index: int, slice: str = "sums", task: str = "chain_sum", role: str = "train") -> Problem:
+    metadata = {"task": task, "entry": {}, "role": role}
+    return Problem(f"{slice}-{index}", f"{index} + 1 =", str(index + 1), slice, metadata)
+
+
+PROBLEMS = [
+    *(problem(index) for index in range(4)),
+    *(problem(index, "sums_long", role="heldout_only") for index in range(2)),
+    *(problem(index, "products", task="products", role="heldout_only") for index in range(2)),
+]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy folder whose model nobody trained."""
+    folder = tmp_path_factory.mktemp("policies") / "random"
+    tokenizer = character_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval()
+    template = PromptTemplate("plain", "{question}")
+    save_policy(folder, LoadedPolicy(model, tokenizer, template, (tokenizer.eos_token_id,)), {"source": "random"})
+    return folder
+
+
+@pytest.fixture
+def settings(policy: Path, tmp_path: Path) -> EvaluateSettings:
+    write_problems(tmp_path / "heldout.jsonl", PROBLEMS)
+    return EvaluateSettings(
+        policy=policy,
+        name="base",
+        problems=tmp_path / "heldout.jsonl",
+        completions_folder=tmp_path / "build",
+        report_folder=tmp_path / "report",
+        sampled=SamplingSettings(max_new_tokens=4),
+        intervals=IntervalSettings(resamples=100),
+    )
+
+
+def rollout(text: str, finish: str = "end_token", gold: str = "5", slice: str = "sums") -> Rollout:
+    asked = Problem("p", "2 + 3 =", gold, slice, {"task": "chain_sum", "entry": {}})
+    group = PromptGroup(asked, "plain", "2 + 3 =", (1, 2, 3))
+    return Rollout(RolloutKey(1, "evaluation", 0, "p", "plain"), group, (4, 0), text, (-1.0, -1.0), finish)  # type: ignore[arg-type]
+
+
+class TestEvaluation:
+    def test_everything_is_asked_and_written(self, settings: EvaluateSettings) -> None:
+        evaluation = evaluate(settings)
+        file = settings.completions_folder / "base" / "completions.parquet"
+        assert pq.read_schema(file).names == COMPLETIONS_SCHEMA.names
+        answers = read_answers(file)
+        assert sum(answer.mode == "greedy" for answer in answers) == 8
+        assert sum(answer.mode == "sampled" for answer in answers) == 32
+        assert json.loads((settings.report_folder / "base.json").read_text()) == evaluation
+        assert evaluation["overall"]["problems"] == 4
+        relations = {name: part["relation"] for name, part in evaluation["by_slice"].items()}
+        assert relations == {"sums": "trained_on", "sums_long": "other_setting", "products": "other_task"}
+        assert set(evaluation["overall"]["sampled"]) == set(evaluation["overall"]["greedy"]) | {
+            "pass_at_1",
+            "pass_at_4",
+        }
+
+    def test_equal_runs_write_equal_bytes(self, settings: EvaluateSettings, tmp_path: Path) -> None:
+        again = replace(settings, completions_folder=tmp_path / "b2", report_folder=tmp_path / "r2")
+        evaluate(settings)
+        evaluate(again)
+        for one, other in (
+            (settings.report_folder / "base.json", again.report_folder / "base.json"),
+            *[(s.completions_folder / "base" / "completions.parquet" for s in (settings, again))],
+        ):
+            assert one.read_bytes() == other.read_bytes()
+        assert str(tmp_path) not in (settings.report_folder / "base.json").read_text()
+
+    def test_the_training_settings_do_not_reach_it(self, settings: EvaluateSettings, tmp_path: Path) -> None:
+        """Another group size and temperature in training: the same completions, numbers and identity."""
+        found = []
+        for group_size in (4, 16):
+            folder = tmp_path / f"policy-{group_size}"
+            folder.mkdir()
+            for path in settings.policy.iterdir():
+                (folder / path.name).write_bytes(path.read_bytes())
+            config = {"model": {"round": {"group_size": group_size}, "sampling": {"temperature": group_size / 8}}}
+            (folder / "resolved_config.yaml").write_text(yaml.safe_dump(config))
+            found.append(evaluate(replace(settings, policy=folder)))
+        assert found[0] == found[1] == evaluate(settings)
+
+    def test_more_samples_keep_the_first_ones(self, settings: EvaluateSettings) -> None:
+        file = settings.completions_folder / "base" / "completions.parquet"
+        evaluate(settings)
+        few = {(a.problem_id, a.mode, a.member): a.text for a in read_answers(file)}
+        evaluate(replace(settings, samples_per_problem=6))
+        many = {(a.problem_id, a.mode, a.member): a.text for a in read_answers(file)}
+        assert len(many) > len(few)
+        assert few.items() <= many.items()
+
+    def test_another_seed_draws_others_and_leaves_greedy(self, settings: EvaluateSettings) -> None:
+        one, other = evaluate(settings), evaluate(replace(settings, seed=2))
+        assert one["overall"]["greedy"] == other["overall"]["greedy"]
+        file = settings.completions_folder / "base" / "completions.parquet"
+        second = [a.text for a in read_answers(file) if a.mode == "sampled"]
+        evaluate(settings)
+        assert second != [a.text for a in read_answers(file) if a.mode == "sampled"]
+
+    def test_the_shipped_config_is_read(self, settings: EvaluateSettings, capsys: pytest.CaptureFixture[str]) -> None:
+        config = Path(__file__).parents[1] / "configs" / "evaluate.yaml"
+        written = yaml.safe_load(config.read_text())
+        assert written["sampled"]["max_new_tokens"] == EvaluateSettings(Path("p"), "n").sampled.max_new_tokens
+        places = [f"--{key}={getattr(settings, key)}" for key in ("problems", "completions_folder", "report_folder")]
+        main([f"--config={config}", f"--policy={settings.policy}", "--name=trained", *places])
+        assert (settings.report_folder / "trained.json").is_file()
+        assert capsys.readouterr().out.startswith("trained: correct on 4 held-out problems: sampled ")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"pass_at_k": (1, 8)}, "pass_at_k holds 8 with samples_per_problem 4"),
+            ({"samples_per_problem": 0}, "samples_per_problem is 0"),
+            ({"name": "../base"}, "name is '../base'"),
+            ({"sampled": SamplingSettings(temperature=0)}, "sampled.temperature is 0"),
+        ],
+    )
+    def test_settings(self, settings: EvaluateSettings, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            replace(settings, **change)
+
+    @pytest.mark.parametrize("scorer", ["nothing", "grpo.scorers.nothing", "no.such.module", "grpo.scorers._NUMBER"])
+    def test_a_scorer_that_is_none(self, settings: EvaluateSettings, scorer: str) -> None:
+        with pytest.raises(ScorerError, match=f"scorer is '{scorer}'"):
+            evaluate(replace(settings, scorer=scorer))
+        assert not settings.report_folder.exists()
+
+    def test_a_scorer_that_the_policy_was_trained_on(self, settings: EvaluateSettings, tmp_path: Path) -> None:
+        folder = tmp_path / "trained"
+        folder.mkdir()
+        rewards = {"model": {"rewards": {"answer": {"check": SCORER, "weight": 1.0}}}}
+        (folder / "resolved_config.yaml").write_text(yaml.safe_dump(rewards))
+        with pytest.raises(ScorerError, match="which the policy was trained on"):
+            evaluate(replace(settings, policy=folder))
+
+    def test_another_name_of_a_training_reward(self) -> None:
+        config = {"rewards": [{"check": SCORER}]}
+        with pytest.raises(ScorerError, match="trained on"):
+            refuse_training_reward("tests.alias", reasoning_gym_score, config)
+        refuse_training_reward(SCORER, reasoning_gym_score, {"rewards": [{"check": "grpo.rewards.exact_answer"}]})
+        refuse_training_reward(SCORER, reasoning_gym_score, None)
+
+    def test_a_scorer_that_refuses_gold(self) -> None:
+        wrong = replace(PROBLEMS[0], answer="not a number", metadata={"entry": {}})
+        with pytest.raises(ScorerError, match=r"gold answer 'not a number' of problem sums-0 .*names no Reasoning Gym"):
+            check_scorer(SCORER, reasoning_gym_score, [wrong])
+
+    def test_a_scorer_that_takes_anything(self) -> None:
+        with pytest.raises(ScorerError, match="gives 1 where problem sums-0 has no answer"):
+            check_scorer("always", lambda *_: Score(1.0), PROBLEMS)
+
+    def test_a_verdict_that_is_missing_is_no_zero(self) -> None:
+        with pytest.raises(ScorerError, match="could not judge the answer '5' to p: out of order"):
+            judge(rollout("5"), "greedy", lambda *_: Score.unscorable("out of order"))
+
+    def test_a_folder_that_is_no_policy(self, settings: EvaluateSettings, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="not a policy folder"):
+            evaluate(replace(settings, policy=tmp_path))
+
+
+class TestReadings:
+    @pytest.mark.parametrize(
+        ("text", "finish", "strict", "correct", "lenient_correct"),
+        [
+            (" 5", "end_token", "5", True, True),
+            (" 5", "length", None, False, True),  # cut off: it might have gone on to 53
+            ("The answer is 5", "end_token", "The answer is 5", False, True),
+            ("It is\n5", "end_token", None, False, True),
+            (" 6", "end_token", "6", False, False),
+            ("", "end_token", None, False, False),
+            ("no idea", "length", None, False, False),
+        ],
+    )
+    def test_strict_and_lenient(
+        self, text: str, finish: str, strict: str | None, correct: bool, lenient_correct: bool
+    ) -> None:
+        judged = judge(rollout(text, finish), "greedy", reasoning_gym_score)
+        assert (judged.strict_answer, judged.correct, judged.lenient_correct) == (strict, correct, lenient_correct)
+
+    @pytest.mark.parametrize(
+        ("text", "gold", "found"),
+        [
+            (" 153.", "153", "153"),
+            ("12 + 3 = 15\nand 4 more", "15", "15"),
+            ("Let me see.\nIt is 7", "7", "7"),
+            ("5-3", "2", "3"),
+            ("so -3", "-3", "-3"),
+            ("\u22124", "-4", "-4"),
+            ("1,234 apples", "1234", "1234"),
+            ("0.5", "0.5", "0.5"),
+            ("version x86", "86", None),
+            ("nothing", "3", None),
+            ("It is Ayan.", "Ayan", "Ayan"),
+            ("\n\n O'Neill!\nrest", "O'Neill", "O'Neill"),
+            ("the big red dog", "red dog", "red dog"),
+            ("?!", "Ayan", None),
+        ],
+    )
+    def test_what_the_lenient_reading_finds(self, text: str, gold: str, found: str | None) -> None:
+        assert lenient_answer(text, gold) == found
+
+    def test_partial_credit_is_not_correct(self) -> None:
+        """Reasoning Gym gives 1/3 of a point where the gold answer is a third of the text."""
+        judged = judge(rollout("5 x"), "greedy", reasoning_gym_score)
+        assert 0 < judged.strict_score < 1
+        assert not judged.correct
+
+    def test_the_scorer_is_the_tasks_own(self) -> None:
+        assert load_scorer(SCORER) is reasoning_gym_score
+        assert reasoning_gym_score(PROBLEMS[0], "1.0").value == 1
+        assert reasoning_gym_score(PROBLEMS[0], None).value == 0
