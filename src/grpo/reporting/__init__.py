@@ -1,0 +1,1 @@
+"""The parts of the report: what is read, compared, drawn and written down."""

@@ -1,0 +1,113 @@
+"""Base against trained: the values of both evaluations and their difference, paired by problem."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo.answer_metrics import Attempt, Estimate, IntervalSettings, compare
+from grpo.held_out_answers import TRAINED_ROLE
+from grpo.reporting.inputs import Evaluated, ReportError
+
+MODES = ("sampled", "greedy")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One metric before and after training, each with its interval."""
+
+    base: Estimate
+    trained: Estimate
+    difference: Estimate
+
+    def flat(self) -> dict[str, float]:
+        """For a metrics file; what has no value is absent."""
+        parts = {
+            "base": self.base.value,
+            "trained": self.trained.value,
+            "difference": self.difference.value,
+            "low": self.difference.low,
+            "high": self.difference.high,
+        }
+        return {name: round(value, 6) + 0.0 for name, value in parts.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class SliceComparison:
+    """All metrics of some problems, by mode and metric. ``relation`` says how they stand to the training."""
+
+    name: str
+    relation: str
+    problems: int
+    metrics: Mapping[str, Mapping[str, Compared]]
+
+
+def compare_evaluations(base: Evaluated, trained: Evaluated) -> tuple[SliceComparison, list[SliceComparison]]:
+    """All trained-on slices together, and each slice alone, those trained on first.
+
+    Raises:
+        ReportError: completions and numbers of an evaluation do not belong together.
+    """
+    slices = [_compare(base, trained, name) for name in base.numbers["by_slice"]]
+    order = ("trained_on", "other_setting", "other_task")
+    return _compare(base, trained, None), sorted(slices, key=lambda one: (order.index(one.relation), one.name))
+
+
+def _compare(base: Evaluated, trained: Evaluated, slice_name: str | None) -> SliceComparison:
+    """One slice, or with None all trained-on slices together."""
+    name = slice_name or "all trained-on slices"
+    before, after = _numbers(base, slice_name), _numbers(trained, slice_name)
+    identity = base.numbers["identity"]
+    metrics = {}
+    for mode in MODES:
+        differences = compare(
+            _attempts(base, mode, slice_name),
+            _attempts(trained, mode, slice_name),
+            IntervalSettings(**identity["intervals"]),
+            identity["pass_at_k"] if mode == "sampled" else (),
+        )
+        metrics[mode] = {
+            metric: Compared(Estimate(**before[mode][metric]), Estimate(**after[mode][metric]), difference)
+            for metric, difference in differences.items()
+        }
+        _check_agreement(name, mode, metrics[mode])
+    return SliceComparison(name, before.get("relation", "trained_on"), before["problems"], metrics)
+
+
+def _numbers(one: Evaluated, slice_name: str | None) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = one.numbers["overall"] if slice_name is None else one.numbers["by_slice"][slice_name]
+    return found
+
+
+def _attempts(one: Evaluated, mode: str, slice_name: str | None) -> list[Attempt]:
+    return [
+        answer.attempt
+        for answer in one.answers
+        if answer.mode == mode and (answer.role == TRAINED_ROLE if slice_name is None else answer.slice == slice_name)
+    ]
+
+
+def _check_agreement(name: str, mode: str, metrics: Mapping[str, Compared]) -> None:
+    """The differences come from the completions, the values from the JSON files: they must tell the same."""
+    for metric, one in metrics.items():
+        if one.difference.value is None or one.base.value is None or one.trained.value is None:
+            continue
+        if abs(one.trained.value - one.base.value - one.difference.value) > 5e-6:
+            raise ReportError(
+                f"{mode} {metric} of {name} is {one.base.value} and {one.trained.value} in the evaluations' files, but "
+                f"their completions differ by {one.difference.value:.6f}: evaluate both policies again"
+            )
+
+
+def comparison_json(overall: SliceComparison, slices: list[SliceComparison]) -> bytes:
+    """Flat numbers such as ``sampled.accuracy.difference``, and accuracy alone for each slice."""
+    flat: dict[str, float] = {}
+    for mode in MODES:
+        for metric, compared in overall.metrics[mode].items():
+            flat |= {f"{mode}.{metric}.{part}": value for part, value in compared.flat().items()}
+        for one in slices:
+            parts = one.metrics[mode]["accuracy"].flat()
+            flat |= {f"by_slice.{one.name}.{mode}.accuracy.{part}": value for part, value in parts.items()}
+    return (json.dumps(flat, indent=2, sort_keys=True) + "\n").encode()
