@@ -1,0 +1,110 @@
+"""Every configuration that ships is parsed and run for one step, with the tiny policy where a larger one is declared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from grpo import evaluate, make_data, policy, prepare, report, train
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIGS = REPOSITORY / "configs"
+TINY = ["--source.steps", "2", "--source.rows", "4"]
+ONE_ROUND = ["--data.rounds", "1", "--data.groups_per_round", "2", "--data.validation_problems", "2"]
+ONE_ROUND += ["--model.round.group_size", "2"]
+PROFILES = {
+    "one_cpu": [],
+    "one_gpu": ["--trainer.accelerator", "cpu"],
+}
+TWO_PROCESSES = {
+    "eight_gpu_zero2": [
+        "--trainer.accelerator=cpu",
+        "--trainer.devices=2",
+        "--trainer.precision=32-true",
+        "--trainer.strategy=grpo.training.strategies.CPUDeepSpeedStrategy",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository's configs and data with a tiny policy and prepared problems, in a folder of their own."""
+    folder = tmp_path_factory.mktemp("workplace")
+    shutil.copytree(CONFIGS, folder / "configs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make_data.main(["--config", "configs/data.yaml"])
+        prepare.main(["--config", "configs/prepare.yaml"])
+        policy.main(["--config", "configs/policy.yaml", "--config", "configs/examples/tiny_policy.yaml", *TINY])
+    return folder
+
+
+@pytest.fixture
+def inside(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    return workplace
+
+
+def train_arguments(profile: str) -> list[str]:
+    return ["--config", "configs/train.yaml", "--config", f"configs/profiles/{profile}.yaml", *ONE_ROUND]
+
+
+def test_each_config_stands_in_a_test() -> None:
+    examples = {"tiny_policy"}
+    stages = {"data", "prepare", "policy", "train", "rewards", "evaluate", "report"}
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == stages
+    assert {path.stem for path in (CONFIGS / "profiles").glob("*.yaml")} == {*PROFILES, *TWO_PROCESSES}
+    assert {path.stem for path in (CONFIGS / "examples").glob("*.yaml")} == examples
+
+
+def test_the_data_config_makes_the_versioned_problems(workplace: Path) -> None:
+    """The bytes under version control are those that the config makes."""
+    versioned = REPOSITORY / "data" / "problems.jsonl"
+    if not versioned.is_file():
+        pytest.skip("data/ is not here: `make data` fetches it")
+    assert (workplace / "data" / "problems.jsonl").read_bytes() == versioned.read_bytes()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_trains_for_a_round(profile: str, inside: Path) -> None:
+    train.main([*train_arguments(profile), *PROFILES[profile], "--output", f"build/{profile}"])
+    rollouts = pq.read_table(inside / "build" / profile / "record" / "rollouts")
+    assert rollouts.num_rows == 2 * 2
+    config = yaml.safe_load((inside / "build" / profile / "policy" / "resolved_config.yaml").read_text())
+    assert config["model"]["loss"]["kl_beta"] == 0.04
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("profile", TWO_PROCESSES)
+def test_a_large_profile_trains_for_a_round_on_two_processes(profile: str, inside: Path) -> None:
+    command = [sys.executable, "-m", "grpo", "train", *train_arguments(profile), *TWO_PROCESSES[profile]]
+    done = subprocess.run(
+        [*command, "--output", f"build/{profile}"], cwd=inside, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    rollouts = pq.read_table(inside / "build" / profile / "record" / "rollouts").to_pylist()
+    assert len(rollouts) == 2 * 2
+    assert len({row["rollout_id"] for row in rollouts}) == 4
+
+
+def test_both_policies_are_evaluated_and_reported(inside: Path) -> None:
+    train.main([*train_arguments("one_cpu"), "--output", "build/train"])
+    common = ["--config", "configs/evaluate.yaml", "--samples_per_problem", "1", "--pass_at_k", "[1]"]
+    common += ["--intervals.resamples", "100"]
+    for name, folder in (("base", "build/policy"), ("trained", "build/train/policy")):
+        evaluate.main([*common, "--policy", folder, "--name", name])
+    report.main(["--config", "configs/report.yaml"])
+    page = (inside / "report" / "report.md").read_text()
+    base = json.loads((inside / "report" / "evaluation" / "base.json").read_text())
+    assert base["overall"]["problems"] > 200
+    assert "kl_beta" in page
+    for picture in (inside / "report" / "pictures").glob("*.png"):
+        assert f"pictures/{picture.name}" in page
