@@ -1,4 +1,4 @@
-"""Every configuration that ships is parsed and run for one step, with the tiny policy where a larger one is declared."""
+"""Every configuration that ships is parsed and run for one step, with the tiny policy in place of a larger one."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_setting_that_is_changed_is_there(setting: str) -> None:
         value = value[key]
 
 
-@pytest.mark.parametrize("link", sorted({target for target in re.findall(r"\]\(([^)#:]+)\)", README)}))
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
 def test_a_link_leads_somewhere(link: str) -> None:
     assert (REPOSITORY / link).exists()
 

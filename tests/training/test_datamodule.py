@@ -86,7 +86,7 @@ def test_the_loader_goes_on_where_its_state_says(folders: dict[str, Path]) -> No
 def test_validation_takes_the_first_problems_of_a_fixed_order_at_every_pass(folders: dict[str, Path]) -> None:
     loader = datamodule(folders, validation_problems=2).val_dataloader()
     [first], [second] = list(loader), list(loader)
-    assert first == second
+    assert first.groups == second.groups
     assert len(first.groups) == 2
     [more] = datamodule(folders, validation_problems=3).val_dataloader()
     assert more.groups[:2] == first.groups

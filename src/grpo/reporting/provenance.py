@@ -58,7 +58,10 @@ def _flattened(name: str, node: object) -> list[tuple[str, str]]:
 def counts_section(inputs: ReportInputs) -> str:
     """What was drawn and what became of it."""
     rows = [*record_counts(inputs), *_flattened_counts(inputs.run.get("ledger", {}))]
-    text = "From the record of every rollout that was drawn, and from the ledger that the run kept as it went: the two must agree."
+    text = (
+        "From the record of every rollout that was drawn, and from the ledger that the run kept as it went: "
+        "the two must agree."
+    )
     return f"## What was counted\n\n{text}\n\n" + table(["", "Count"], [[name, f"{count:,}"] for name, count in rows])
 
 

@@ -26,7 +26,7 @@ from grpo.training.prompt_group_datamodule import RoundOfGroups
 from grpo.training.rollout_log import Decision, RolloutLog
 from grpo.training.round_metrics import PhaseClock, rollout_metrics, round_counts
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings
-from grpo.training.strategies import all_processes, step_optimizer
+from grpo.training.strategies import all_processes, step_optimizer, summed_gradients
 
 
 class GRPOModule(L.LightningModule):
@@ -170,7 +170,8 @@ class GRPOModule(L.LightningModule):
         references = [self._reference_logprobs(micro) for micro in plan]
         outputs: list[LossOutput] = []
         for _ in range(self.round.updates):
-            outputs += [self._backward(micro, reference) for micro, reference in zip(plan, references, strict=True)]
+            with summed_gradients(self):
+                outputs += [self._backward(*pair) for pair in zip(plan, references, strict=True)]
             norm = step_optimizer(self, self.optimizer_settings.max_gradient_norm)
         everywhere = all_processes([output.metrics for output in outputs])
         gathered = [LossOutput(torch.zeros(()), metrics) for part in everywhere for metrics in part]

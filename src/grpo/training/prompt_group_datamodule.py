@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,15 @@ from grpo.rollouts.policies import load_tokenizer
 from grpo.rollouts.prompts import PromptTemplate, prompt_group
 
 
-@dataclass(frozen=True)
 class RoundOfGroups:
-    """The prompt groups that this process samples in a round."""
+    """The prompt groups that this process samples in a round.
 
-    round: int
-    groups: tuple[PromptGroup, ...]
+    Not a dataclass: Lightning looks for tensors inside those, and under DeepSpeed it refuses frozen ones.
+    """
+
+    def __init__(self, round: int, groups: Sequence[PromptGroup]) -> None:
+        self.round = round
+        self.groups = tuple(groups)
 
 
 def problem_order(problems: Sequence[Problem], seed: int, occurrence: int) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import lightning as L
@@ -45,6 +46,16 @@ def all_processes(value: T) -> list[T]:
     gathered: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered  # type: ignore[return-value]
+
+
+def summed_gradients(module: L.LightningModule) -> AbstractContextManager[None]:
+    """Within it, the gradients of several backward passes add up to one update's.
+
+    PyTorch does so by itself. DeepSpeed takes each pass for an update of its own, and keeps the last one's
+    gradient or a mixture, unless it is told that they belong together.
+    """
+    engine = deepspeed_engine(module)
+    return nullcontext() if engine is None else engine.coalesce_grad_reduction()  # type: ignore[no-any-return]
 
 
 def step_optimizer(module: L.LightningModule, max_norm: float) -> float:
