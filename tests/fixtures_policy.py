@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +97,26 @@ def scored_group(
 def share_of_lower_case(_: Problem, completion: str) -> Score:
     """A toy reward that a policy of random weights can climb at once."""
     return Score(sum(c.islower() for c in completion) / max(1, len(completion)))
+
+
+class DiesOnce:
+    """The toy reward, until it ends its process on the spot; not once ``marker`` says that it did.
+
+    Args:
+        marker: is made then.
+        calls: how many go well in a process.
+    """
+
+    def __init__(self, marker: Path, calls: int) -> None:
+        self.marker = marker
+        self.calls = calls
+
+    def __call__(self, problem: Problem, completion: str) -> Score:
+        self.calls -= 1
+        if self.calls < 0 and not self.marker.exists():
+            self.marker.touch()
+            os._exit(3)
+        return share_of_lower_case(problem, completion)
 
 
 def fit(module: GRPOModule, data: PromptGroupDataModule, folder: Path, **options: Any) -> L.Trainer:

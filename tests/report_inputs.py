@@ -180,7 +180,7 @@ def metrics_rows() -> list[dict[str, Any]]:
             "reward/answer_format": 0.4 + 0.15 * number,
             "groups/mixed": 0.5 + 0.5 * (number == ROUNDS - 1),
             "groups/duplicates": 0.6 + 0.02 * number,
-            "gradient_norm": 3.0 - 0.4 * number,
+            "loss/gradient_norm": 3.0 - 0.4 * number,
             "length/mean": 6.5 - number,
             "length/truncated": 0.4 - 0.1 * number,
             "seconds/rollout": 1.234 + number,

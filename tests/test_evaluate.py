@@ -201,7 +201,9 @@ class TestRefusals:
 
     def test_a_scorer_that_takes_anything(self) -> None:
         with pytest.raises(ScorerError, match="gives 1 where problem sums-0 has no answer"):
-            check_scorer("always", lambda *_: Score(1.0), PROBLEMS)
+            check_scorer("always", lambda *_: Score(1.0), PROBLEMS[:1])
+        with pytest.raises(ScorerError, match=f"gives 1 to .* of {len(PROBLEMS) - 1} answers to other problems"):
+            check_scorer("any answer", lambda _, answer: Score(float(answer is not None)), PROBLEMS)
 
     def test_a_verdict_that_is_missing_is_no_zero(self) -> None:
         with pytest.raises(ScorerError, match="could not judge the answer '5' to p: out of order"):

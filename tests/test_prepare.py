@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo import prepare as stage
 from grpo.prepare import PrepareError, PrepareSettings, Row, data_sha256, main, prepare, split_of, wrong_answers
-from grpo.problem_files import read_problems, write_problems
+from grpo.problem_files import question_key, read_problems, write_problems
 from grpo.records import Problem, Score
 from grpo.rewards import RewardComponent
 from grpo.rewards.answer_format import answer_format
@@ -155,13 +155,30 @@ def test_at_most_five_are_listed_and_the_others_counted(tmp_path: Path) -> None:
 
 def test_a_worked_example_that_is_held_out_is_refused_and_one_in_training_is_not(tmp_path: Path) -> None:
     shares = {"seed": 3, "validation": 0.1, "heldout": 0.25}
-    by_split = {split_of(each.id, "train", **shares): each for each in PROBLEMS[:60]}  # type: ignore[arg-type]
+    by_split = {split_of(question_key(each.question), "train", **shares): each for each in PROBLEMS[:60]}  # type: ignore[arg-type]
     for split in ("validation", "heldout"):
         twin = replace(by_split[split], id="twin", question=by_split[split].question.upper())
         message = fails(settings(tmp_path / split, examples=[*EXAMPLES, twin]), "worked examples that are held out")
         assert f"worked.jsonl:6: the question of {tmp_path / split / 'problems.jsonl'}:" in message
         assert f"in {split}" in message
     prepare(settings(tmp_path, examples=[*EXAMPLES, replace(by_split["train"], id="twin")]))
+
+
+def test_questions_of_the_same_words_share_a_split(tmp_path: Path) -> None:
+    """`3 + 8` in training and `8 + 3` held out would be the same question twice."""
+    mirrored = [
+        replace(each, id=f"m{each.id}", question=" ".join(reversed(each.question.split()))) for each in PROBLEMS
+    ]
+    prepare(
+        settings(
+            tmp_path, [*PROBLEMS, *(m for m, p in zip(mirrored, PROBLEMS, strict=True) if m.question != p.question)]
+        )
+    )
+    found = read_splits(tmp_path / "build" / "problems")
+    keys = {split: {question_key(each.question) for each in rows} for split, rows in found.items()}
+    assert all(keys.values())
+    assert not keys["train"] & keys["heldout"]
+    assert not keys["train"] & keys["validation"]
 
 
 @pytest.mark.parametrize("where", ["problems", "examples"])

@@ -20,7 +20,7 @@ from scipy.stats import DegenerateDataWarning, binomtest, bootstrap
 Array = NDArray[np.float64]
 
 # Endings that leave a completion whole; "length" is reported as truncated, the rest as otherwise invalid.
-WHOLE_ENDINGS = frozenset({"end_token", "stop_string"})
+WHOLE_ENDINGS = frozenset({"end_token"})
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,12 @@ from grpo.records import Problem, PromptGroup, Rollout, RolloutKey
 from grpo.rollouts.policies import PROVENANCE_FILE, load_policy, load_tokenizer
 from grpo.rollouts.prompts import prompt_group
 from grpo.rollouts.sampling import Sampler, SamplingSettings
-from grpo.run_identity import file_digest, folder_digest, versions
+from grpo.run_identity import CONFIG_FILE, file_digest, folder_digest, versions
 from grpo.scorers import check_scorer, load_scorer, refuse_training_reward
 from grpo.whole_files import write_whole
 
-RESOLVED_CONFIG_FILE = "resolved_config.yaml"
-
 # They say where a policy came from, not what it answers, so they stay out of its hash.
-_NOT_THE_POLICY = frozenset({PROVENANCE_FILE, RESOLVED_CONFIG_FILE, "README.md"})
+_NOT_THE_POLICY = frozenset({PROVENANCE_FILE, CONFIG_FILE, "README.md"})
 
 
 class EvaluationError(ValueError):
@@ -115,7 +113,8 @@ def _complete(problems: Sequence[Problem], settings: EvaluateSettings) -> list[t
     tokenizer, template = load_tokenizer(settings.policy)
     groups = [prompt_group(template, tokenizer, problem) for problem in problems]
     policy = load_policy(settings.policy)
-    policy.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model: torch.nn.Module = policy.model
+    model.to(_device())
     completions = []
     for mode, sampling, count in (
         ("greedy", replace(settings.sampled, temperature=0.0), 1),
@@ -125,6 +124,10 @@ def _complete(problems: Sequence[Problem], settings: EvaluateSettings) -> list[t
         members = sampler.sample(groups, [_key(group, settings.seed) for group in groups], count)
         completions += [(mode, rollout) for group in members for rollout in group]
     return completions
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _key(group: PromptGroup, seed: int) -> RolloutKey:
@@ -176,6 +179,7 @@ def _identity(settings: EvaluateSettings, problems: Sequence[Problem]) -> dict[s
         "max_new_tokens": settings.sampled.max_new_tokens,
         "max_rows": settings.sampled.max_rows,
         "seed": settings.seed,
+        "device": _device(),
         "scorer": settings.scorer,
         "intervals": asdict(settings.intervals),
         "versions": versions(),
@@ -190,7 +194,7 @@ def policy_digest(folder: Path) -> str:
 
 
 def _resolved_config(policy: Path) -> object:
-    path = policy / RESOLVED_CONFIG_FILE
+    path = policy / CONFIG_FILE
     if not path.is_file():
         return None
     parsed: object = yaml.safe_load(path.read_text(encoding="utf-8"))

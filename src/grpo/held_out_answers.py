@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 
 from grpo.answer_metrics import Attempt
 from grpo.records import Problem, Rollout
-from grpo.rewards.exact_answer import final_answer
-from grpo.scorers import Scorer, ScorerError, lenient_answer
+from grpo.scorers import Scorer, ScorerError, lenient_answer, strict_answer
 
 TRAINED_ROLE = "train"
 
@@ -91,7 +90,7 @@ def judge(rollout: Rollout, mode: str, scorer: Scorer) -> HeldOutAnswer:
     """
     problem = rollout.group.problem
     # A completion that was cut off has no strict answer: what it would have said last is not known.
-    strict = None if rollout.truncated else final_answer(rollout.text)
+    strict = None if rollout.truncated else strict_answer(rollout.text)
     strict_score = _value(scorer, problem, strict)
     lenient = lenient_answer(rollout.text, problem.answer)
     return HeldOutAnswer(

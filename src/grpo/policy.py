@@ -141,14 +141,12 @@ class PolicySettings:
         prompt_template: the text around a question.
         end_tokens: tokens that end a completion, besides the tokenizer's own end token.
         output: the folder to write.
-        seed: of weights that are made here.
     """
 
     source: PolicySource
     prompt_template: PromptTemplate
     end_tokens: tuple[str, ...] = ()
     output: Path = Path("build/policy")
-    seed: int = 1
 
 
 def make_policy(settings: PolicySettings) -> None:
@@ -158,7 +156,7 @@ def make_policy(settings: PolicySettings) -> None:
     ids = end_token_ids(tokenizer, settings.end_tokens)
     model.generation_config = GenerationConfig(eos_token_id=list(ids), pad_token_id=ids[0], do_sample=True)
     policy = LoadedPolicy(model, tokenizer, settings.prompt_template, ids)
-    save_policy(settings.output, policy, {"source": dict(settings.source.provenance()), "seed": settings.seed})
+    save_policy(settings.output, policy, {"source": dict(settings.source.provenance())})
 
 
 def end_token_ids(tokenizer: PreTrainedTokenizerBase, end_tokens: tuple[str, ...]) -> tuple[int, ...]:

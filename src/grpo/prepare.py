@@ -19,7 +19,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from grpo.problem_files import normalised, read_problems, write_problems
+from grpo.problem_files import normalised, question_key, read_problems, write_problems
 from grpo.records import Problem
 from grpo.rewards import RewardComponent, judge, validate_components
 from grpo.rewards.exact_answer import same_answer
@@ -97,29 +97,32 @@ def prepare(settings: PrepareSettings) -> None:
     print(f"{settings.output}: {counts}")
 
 
-def split_of(problem_id: str, role: str, *, seed: int, validation: float, heldout: float) -> str:
-    """The split of a problem, from its id, its role and the seed alone: adding rows moves no other.
+def split_of(key: str, role: str, *, seed: int, validation: float, heldout: float) -> str:
+    """The split of a problem, from its question's key, its role and the seed alone: adding rows moves no other.
 
     The hash is a number in [0, 1). Heldout lies below its share and validation next, so that a new
     ``validation`` moves no problem into or out of heldout.
     """
     if role == "heldout_only":
         return "heldout"
-    key = json.dumps([seed, problem_id]).encode()
-    position = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
+    keyed = json.dumps([seed, key]).encode()
+    position = int.from_bytes(hashlib.blake2b(keyed, digest_size=8).digest(), "big") / 2**64
     if position < heldout:
         return "heldout"
     return "validation" if position < heldout + validation else "train"
 
 
 def repeated_questions(rows: Sequence[Row]) -> list[str]:
-    """One complaint for each row whose normalised question an earlier row has."""
+    """One complaint for each row whose question an earlier row has, or whose words one of another split has."""
     first: dict[str, Row] = {}
+    alike: dict[str, Row] = {}
     complaints = []
     for row in rows:
         earlier = first.setdefault(normalised(row.problem.question), row)
-        if earlier is row:
+        mirror = alike.setdefault(question_key(row.problem.question), row)
+        if earlier is row and mirror.split == row.split:
             continue
+        earlier = mirror if earlier is row else earlier
         kind = f"within {row.split or 'worked examples'}"
         if earlier.split != row.split:
             kind = f"a leak between {earlier.split} and {row.split}"
@@ -128,12 +131,12 @@ def repeated_questions(rows: Sequence[Row]) -> list[str]:
 
 
 def leaked_examples(examples: Sequence[Row], rows: Sequence[Row]) -> list[str]:
-    """One complaint for each worked example whose normalised question is in validation or heldout."""
-    guarded = {normalised(row.problem.question): row for row in rows if row.split != "train"}
+    """One complaint for each worked example whose question, in any order of its words, is in validation or heldout."""
+    guarded = {question_key(row.problem.question): row for row in rows if row.split != "train"}
     return [
         f"{example.place}: the question of {row.place} in {row.split}: remove the worked example"
         for example in examples
-        if (row := guarded.get(normalised(example.problem.question)))
+        if (row := guarded.get(question_key(example.problem.question)))
     ]
 
 
@@ -197,7 +200,8 @@ def _problem_rows(settings: PrepareSettings) -> list[Row]:
         role = problem.metadata.get("role", "train")
         if role not in ROLES:
             raise PrepareError(f"{place}: metadata.role is {role!r:.60}: choose {' or '.join(ROLES)}")
-        split = split_of(problem.id, role, seed=settings.seed, validation=settings.validation, heldout=settings.heldout)
+        shares = {"validation": settings.validation, "heldout": settings.heldout}
+        split = split_of(question_key(problem.question), role, seed=settings.seed, **shares)
         rows.append(Row(problem, place, split))
     return rows
 

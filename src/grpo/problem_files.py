@@ -31,6 +31,14 @@ def normalised(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
+def question_key(text: str) -> str:
+    """The same for questions of the same words in any order: ``3 + 8`` and ``8 + 3`` ask the same thing.
+
+    Such questions share a split; one of them in training and the other held out would be a leak.
+    """
+    return " ".join(sorted(normalised(text).split()))
+
+
 def read_problems(path: Path) -> list[Problem]:
     """The problems of a file, in the order of its lines: the one at index ``i`` stands on line ``i + 1``.
 

@@ -16,6 +16,7 @@ from grpo.reporting.group_statistics import group_statistics
 from grpo.reporting.inputs import ReportError, read_inputs
 from grpo.reporting.page import PageParts, headline, write_page
 from grpo.reporting.pictures import draw_pictures
+from grpo.reporting.provenance import refuse_unreconciled
 from grpo.whole_files import write_whole
 
 
@@ -65,6 +66,7 @@ def make_report(settings: ReportSettings) -> dict[Path, bytes]:
     inputs = read_inputs(
         settings.train, settings.evaluation_numbers, settings.completions, settings.base, settings.trained
     )
+    refuse_unreconciled(inputs)
     overall, slices = compare_evaluations(inputs.base, inputs.trained)
     groups = group_statistics(inputs.rollouts, inputs.updates)
     components = list(inputs.config.get("model", {}).get("rewards", {}))

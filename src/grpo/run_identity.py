@@ -11,7 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "lightning", "deepspeed", "numpy", "reasoning-gym")
+PACKAGES = ("torch", "transformers", "tokenizers", "lightning", "deepspeed", "numpy", "scipy", "reasoning-gym")
+# Stands in a policy folder that a training made: what it was trained with.
+CONFIG_FILE = "resolved_config.yaml"
 SOURCE = Path(__file__).parent
 
 

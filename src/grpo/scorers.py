@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from pkgutil import resolve_name
 from typing import Any
 
@@ -48,6 +49,17 @@ def _score_answer(task: str) -> Callable[[str, dict[str, Any]], float]:
     return score
 
 
+def strict_answer(text: str) -> str | None:
+    """The answer where ``text`` is nothing but an answer: one line, without a closing full stop; else None.
+
+    The form that the shipped reward pays, read by code of its own: what the reward's reading lets through
+    by mistake is not counted here.
+    """
+    lines = text.strip().splitlines()
+    answer = lines[0][:-1] if len(lines) == 1 and lines[0].endswith(".") else "".join(lines[:1])
+    return answer if len(lines) == 1 and answer and answer == answer.strip() and answer[-1] != "." else None
+
+
 def lenient_answer(text: str, gold: str) -> str | None:
     """The most likely answer in ``text``, finished or not, whatever stands around it; None if there is none.
 
@@ -82,11 +94,16 @@ def load_scorer(path: str) -> Scorer:
 
 
 def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem]) -> None:
-    """Prove the scorer on the problems: each gold answer scores 1, and no answer does not.
+    """Prove the scorer on the problems: each gold answer scores 1, no answer does not, nor do answers to others.
 
     Raises:
         ScorerError: naming the first problem whose gold answer fails.
     """
+    others = [(problem, other.answer) for problem, other in pairwise(problems)]
+    wrong = [(problem, answer) for problem, answer in others if answer != problem.answer]
+    paid = sum(scorer(problem, answer).value == 1 for problem, answer in wrong)
+    if wrong and paid > len(wrong) / 2:  # a few may be right by chance, where a task has several right answers
+        raise ScorerError(f"scorer {path} gives 1 to {paid} of {len(wrong)} answers to other problems: choose another")
     for problem in problems:
         gold = scorer(problem, problem.answer)
         if gold.value != 1:

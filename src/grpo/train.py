@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from grpo.run_identity import code_digest, code_revision, fingerprint, folder_digest, versions
-from grpo.training.checkpoints import RECORD, newest_checkpoint, publish, round_checkpoint
+from grpo.training.checkpoints import RECORD, StreamingCheckpointIO, newest_checkpoint, publish, round_checkpoint
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.rollout_log import RolloutLog
@@ -52,13 +53,18 @@ class TrainCLI(LightningCLI):
             round_checkpoint(self.run_folder, config.checkpoint_every_n_updates),
         ]
         loggers = run_loggers(self.run_folder, self.run_id, self.config_init.wandb)
+        plugins = [*(self.config_init.trainer.plugins or []), StreamingCheckpointIO()]
         return super().instantiate_trainer(
-            default_root_dir=self.run_folder, callbacks=callbacks, logger=loggers, **kwargs
+            default_root_dir=self.run_folder, callbacks=callbacks, logger=loggers, plugins=plugins, **kwargs
         )
 
     def provenance(self) -> dict[str, Any]:
         """What the trained policy was made from: no times and no paths, so that equal runs say the same."""
-        return self.identity | {"run_id": self.run_id, "code_revision": code_revision()}
+        return self.identity | {
+            "run_id": self.run_id,
+            "code_revision": code_revision(),
+            "threads": torch.get_num_threads(),
+        }
 
 
 # Each of these is what is wanted here; anything else that warns is news.
@@ -95,6 +101,11 @@ def main(argv: list[str]) -> None:
         run / RECORD, cli.run_id, cli.trainer.global_rank, cli.model.components, cli.model.sampling
     )
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
+    if cli.model.ledger["rounds"] < cli.config.data.rounds:
+        raise RuntimeError(
+            f"training stopped after {cli.model.ledger['rounds']} of {cli.config.data.rounds} rounds: nothing is "
+            f"published; run it again to go on from {run}"
+        )
     if cli.trainer.is_global_zero:
         identity = cli.provenance()
         publish(Path(cli.config.output), run, cli.model.loaded, identity, dict(sorted(cli.model.ledger.items())))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +28,34 @@ STRATEGIES: dict[str, Any] = {
 }
 
 
-def train(folder: Path, strategy: Any, processes: int, **optimizer: Any) -> Path:
-    """The train stage as a command, as a user runs it."""
-    folder.mkdir()
+def train(folder: Path, strategy: Any, processes: int, model: dict[str, Any] | None = None, fails: bool = False) -> str:
+    """The train stage as a command, as a user runs it; gives what it printed."""
+    folder.mkdir(exist_ok=True)
     config = train_config(folder, rounds=2, groups_per_round=4, validation_problems=2)
+    config["checkpoint_every_n_updates"] = 1
     config["model"]["loss"] = {"reduction": "token_mean"}
-    config["model"]["optimizer"] |= optimizer
+    for section, values in (model or {}).items():
+        config["model"][section] |= values
     config["trainer"] |= {"devices": processes, "strategy": strategy}
     command = [sys.executable, "-m", "grpo", "train", "--config", write_config(folder / "train.yaml", config)]
     paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     environment = os.environ | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    output, code = run(command, environment)
+    assert (code != 0) is fails, output[-3000:]
+    return output
+
+
+def run(command: list[str], environment: dict[str, str]) -> tuple[str, int]:
+    """What a command printed, and its exit status; no process of it outlives the time limit."""
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
             output, _ = process.communicate(timeout=SECONDS)
-        finally:  # whatever the processes wait for, none outlives the test
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-    assert process.returncode == 0, output[-3000:]
-    return folder / "output"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return output, process.returncode
 
 
 def weights(output: Path) -> Tensor:
@@ -59,35 +69,63 @@ def rollouts(output: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("one") / "run", "auto", 1)
+    folder = tmp_path_factory.mktemp("one") / "run"
+    train(folder, "auto", 1)
+    return folder / "output"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_processes_make_the_updates_of_one(one: Path, tmp_path: Path, strategy: str) -> None:
-    two = train(tmp_path / "run", STRATEGIES[strategy], 2)
-    alone, together = rollouts(one), rollouts(two)
-    assert together.keys() == alone.keys()
-    for name, row in alone.items():
-        assert together[name]["completion_tokens"] == row["completion_tokens"]
-    # Adam's first steps divide a gradient by its own size, so where it is all rounding the steps may differ
-    distance = (weights(two) - weights(one)).abs()
-    moved = (weights(one) - weights(one.parent)).abs()
+@pytest.fixture(scope="module", params=STRATEGIES)
+def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    train(folder, STRATEGIES[request.param], 2)
+    return folder / "output"
+
+
+def assert_same_weights(output: Path, expected: Path) -> None:
+    """Adam's first steps divide a gradient by its own size: where it is all rounding, the steps may differ."""
+    distance = (weights(output) - weights(expected)).abs()
+    moved = (weights(expected) - weights(expected.parent)).abs()
     assert distance.mean() < 1e-3 * moved.mean()
     assert distance.max() < 1e-4
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_processes_leave_one_run(tmp_path: Path, strategy: str) -> None:
-    output = train(tmp_path / "run", STRATEGIES[strategy], 2)
-    [_] = (output.parent / "runs").iterdir()
-    names = sorted(path.name for path in (output / "record" / "updates").iterdir())
+def test_two_processes_make_the_updates_of_one(one: Path, two: Path) -> None:
+    alone, together = rollouts(one), rollouts(two)
+    assert together.keys() == alone.keys()
+    for name, row in alone.items():
+        assert together[name]["completion_tokens"] == row["completion_tokens"]
+    assert_same_weights(two, one)
+
+
+def test_two_processes_leave_one_run(two: Path) -> None:
+    [_] = (two.parent / "runs").iterdir()
+    names = sorted(path.name for path in (two / "record" / "updates").iterdir())
     assert names == [f"round-{r:05d}-rank-{rank}.parquet" for r in range(2) for rank in range(2)]
-    drawn = list(rollouts(output).values())
+    drawn = list(rollouts(two).values())
     assert len(drawn) == 2 * 4 * 4
     assert len({tuple(row["completion_tokens"]) for row in drawn}) == len(drawn)  # no process draws another's
-    assert [line.split(",")[0] for line in (output / "metrics.csv").read_text().splitlines()] == ["round", "0", "1"]
+    assert [line.split(",")[0] for line in (two / "metrics.csv").read_text().splitlines()] == ["round", "0", "1"]
+
+
+def test_a_sharded_run_that_was_killed_ends_as_the_straight_one(two: Path, tmp_path: Path) -> None:
+    """Under the strategy that made ``two``; round 1 has begun, and round 0's state was kept."""
+    strategy = STRATEGIES["deepspeed" if "deepspeed" in str(two) else "ddp"]
+    dying = {"class_path": "fixtures_policy.DiesOnce", "init_args": {"marker": str(tmp_path / "died"), "calls": 12}}
+    changes = {"rewards": {"lower_case": {"check": dying}}}
+    assert "going on from" not in train(tmp_path / "run", strategy, 2, changes, fails=True)
+    assert (tmp_path / "died").exists()
+    assert "going on from" in train(tmp_path / "run", strategy, 2, changes)
+    assert_same_weights(tmp_path / "run" / "output", two)
+    assert torch.equal(weights(tmp_path / "run" / "output"), weights(two))
 
 
 def test_the_comparison_can_fail(one: Path, tmp_path: Path) -> None:
-    other = train(tmp_path / "run", "auto", 1, max_gradient_norm=0.01)
-    assert (weights(other) - weights(one)).abs().mean() > 1e-6
+    train(tmp_path / "run", "auto", 1, {"loss": {"reduction": "response_mean"}})
+    with pytest.raises(AssertionError):
+        assert_same_weights(tmp_path / "run" / "output", one)
+
+
+def test_weights_that_are_cut_up_are_refused(tmp_path: Path) -> None:
+    strategy = STRATEGIES["deepspeed"] | {"init_args": {"stage": 3}}
+    output = train(tmp_path / "run", strategy, 1, fails=True)
+    assert "grpo train: trainer.strategy is DeepSpeed at stage 3" in output

@@ -93,8 +93,7 @@ def test_without_kl_no_reference_is_loaded_and_no_kl_reported(tmp_path: Path) ->
     assert sum(p.numel() for p in run.module.parameters()) == own
     assert not any("kl" in name for row in run.metrics for name in row)
     assert all(row["reference_logprobs"] is None for row in run.table("updates"))
-    with_reference = Run(tmp_path)
-    with_reference.module.setup("fit")
+    with_reference = Run(tmp_path).go()
     assert sum(p.numel() for p in with_reference.module.parameters()) == 2 * own
 
 

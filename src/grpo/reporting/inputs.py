@@ -14,6 +14,7 @@ import yaml
 
 from grpo.held_out_answers import HeldOutAnswer, read_answers
 from grpo.reporting.curves import Curves, read_curves
+from grpo.run_identity import CONFIG_FILE
 
 # What may differ between two evaluations that are compared; all else must be the same.
 _OWN_TO_A_POLICY = frozenset({"name", "policy_sha256"})
@@ -76,7 +77,7 @@ def read_inputs(train: Path, evaluation_numbers: Path, completions: Path, base: 
     Raises:
         ReportError: a file is missing, or the two evaluations cannot be compared.
     """
-    config, run, metrics = train / "policy" / "resolved_config.yaml", train / "run.json", train / "metrics.csv"
+    config, run, metrics = train / "policy" / CONFIG_FILE, train / "run.json", train / "metrics.csv"
     record = train / "record"
     needed = {
         config: "train",

@@ -109,7 +109,7 @@ def update_health(curves: Curves) -> Figure | None:
     """What to look at when a run goes wrong: distance from the reference, gradient, lengths, endings."""
     titles = {
         "loss/kl": "KL from the reference, nats a token",
-        "gradient_norm": "gradient norm, before clipping",
+        "loss/gradient_norm": "gradient norm, before clipping",
         "length/mean": "completion length, tokens",
         "length/truncated": "share cut off at the budget",
     }

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.reporting.inputs import ReportInputs
+from grpo.reporting.inputs import ReportError, ReportInputs
 from grpo.reporting.markdown import code, table
 
 VERDICTS = {
@@ -25,7 +25,7 @@ apart from it, which can still share a blind spot with it. Read the samples.
 - The strict reading asks for a bare answer, so part of a strict gain may be learnt form. The lenient reading and \
 the rows on answered completions tell the two apart, as far as they can.
 - Intervals are over problems: how much would change with other problems of the same kind. They say nothing of other \
-training seeds; that takes several runs, as the ablation pipeline makes.
+training seeds; that takes several runs.
 - Intervals are one by one. Of many slices and metrics, some will differ by chance alone.
 - A gain on the slices trained on is no gain elsewhere. The slices that were not trained on stand in the tables \
 whatever they say."""
@@ -63,6 +63,25 @@ def counts_section(inputs: ReportInputs) -> str:
         "the two must agree."
     )
     return f"## What was counted\n\n{text}\n\n" + table(["", "Count"], [[name, f"{count:,}"] for name, count in rows])
+
+
+def refuse_unreconciled(inputs: ReportInputs) -> None:
+    """Raise where the run's ledger and its record say different things: one of them then lies."""
+    groups = {(row["round"], row["problem_id"], row["occurrence"], row["draw"]) for row in inputs.rollouts}
+    recorded = {
+        "rounds": len({row["round"] for row in inputs.rollouts}),
+        "groups": len(groups),
+        "rollouts": len(inputs.rollouts),
+        "tokens_sampled": sum(len(row["completion_tokens"]) for row in inputs.rollouts),
+        "tokens_in_loss": sum(update.get("loss_tokens") or 0 for update in inputs.updates.values()),
+    }
+    ledger = inputs.run.get("ledger", {})
+    for name, count in recorded.items():
+        if name in ledger and ledger[name] != count:
+            raise ReportError(
+                f"the run's ledger counts {ledger[name]} {name.replace('_', ' ')}, its record holds {count}: "
+                "the two must agree, so run the stage train again"
+            )
 
 
 def record_counts(inputs: ReportInputs) -> list[tuple[str, int]]:

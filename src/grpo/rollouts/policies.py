@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.rollouts.prompts import PromptTemplate
+from grpo.run_identity import CONFIG_FILE
 
 PROVENANCE_FILE = "provenance.json"
-CONFIG_FILE = "resolved_config.yaml"
 
 
 @dataclass(frozen=True)

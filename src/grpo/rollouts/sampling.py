@@ -83,12 +83,12 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[T
 def _inverse_cumulative(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """The first token ``[rows]`` at which the cumulative distribution is above the uniform number.
 
-    The sum is rarely exactly 1, so the number is scaled to it; kept below it, it always falls on a
-    token whose own probability lifted the sum, never on one of probability 0.
+    The sum is rarely exactly 1, so the number is scaled to it. The largest number below 1 times a sum near
+    1 rounds to less than the sum: the token always is one whose own probability lifted the sum, never one
+    of probability 0.
     """
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    targets = torch.minimum(uniforms.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    targets = uniforms.unsqueeze(-1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
 
 

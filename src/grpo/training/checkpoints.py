@@ -10,18 +10,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from grpo.rollouts.policies import LoadedPolicy, save_policy
+from grpo.run_identity import weights_digest
 from grpo.training.run_loggers import METRICS_FILE
 
 CHECKPOINTS = "checkpoints"
 RECORD = "record"
 
 
+class RoundCheckpoint(ModelCheckpoint):
+    """Saves after a round is wholly done: where a validation follows the round, after the validation.
+
+    A state saved between the two would be resumed as if the validation had been.
+    """
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not _validation_follows(trainer, batch_idx):
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_batch_end(trainer, pl_module, None, None, trainer.fit_loop.epoch_loop.batch_idx)
+
+
+def _validation_follows(trainer: L.Trainer, batch_idx: int) -> bool:
+    every = trainer.val_check_batch
+    return bool(trainer.enable_validation) and every not in (None, float("inf")) and (batch_idx + 1) % every == 0
+
+
 def round_checkpoint(run_folder: Path, every_n_updates: int) -> ModelCheckpoint:
     """Keeps the newest resumable state of a run, and it alone."""
-    return ModelCheckpoint(
+    return RoundCheckpoint(
         dirpath=run_folder / CHECKPOINTS,
         filename="update-{step}",
         auto_insert_metric_name=False,
@@ -29,6 +54,21 @@ def round_checkpoint(run_folder: Path, every_n_updates: int) -> ModelCheckpoint:
         save_top_k=1,
         enable_version_counter=False,
     )
+
+
+class StreamingCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint straight to its file, aside, and moves it in.
+
+    Lightning's own makes it whole in memory first: for a policy with AdamW three times its weights, on top
+    of what trains.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(".partial")
+        torch.save(checkpoint, aside)
+        os.replace(aside, path)
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
@@ -60,7 +100,8 @@ def publish(
     shutil.rmtree(output / RECORD, ignore_errors=True)
     os.replace(record_aside, output / RECORD)
     shutil.copyfile(run_folder / METRICS_FILE, output / METRICS_FILE)
+    run = {**identity, "ledger": dict(ledger), "weights_sha256": weights_digest(output / "policy")}
     aside = output / "run.json.partial"
-    aside.write_text(json.dumps({**identity, "ledger": ledger}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    aside.write_text(json.dumps(run, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(aside, output / "run.json")
     shutil.rmtree(run_folder / CHECKPOINTS, ignore_errors=True)

@@ -26,7 +26,7 @@ from grpo.training.prompt_group_datamodule import RoundOfGroups
 from grpo.training.rollout_log import Decision, RolloutLog
 from grpo.training.round_metrics import PhaseClock, rollout_metrics, round_counts
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings
-from grpo.training.strategies import all_processes, step_optimizer, summed_gradients
+from grpo.training.strategies import all_processes, require_whole_weights, step_optimizer, summed_gradients
 
 
 class GRPOModule(L.LightningModule):
@@ -62,6 +62,11 @@ class GRPOModule(L.LightningModule):
             )
         validate_components(rewards)
         _require_room_for_a_group(sampling, round, optimizer)
+        if round.flat_groups == "skip" and advantages.baseline in ("batch_mean", "none"):
+            raise ValueError(
+                f"round.flat_groups is skip with advantages.baseline {advantages.baseline}: without a baseline "
+                "of its own a flat group has a signal, so set round.flat_groups to keep"
+            )
         self.automatic_optimization = False
         self.policy_folder = policy
         self.components = rewards
@@ -76,12 +81,19 @@ class GRPOModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Load the policy, and the reference where the KL term needs one."""
+        require_whole_weights(self)
         self.loaded = load_policy(self.policy_folder)
         self.policy = self.loaded.model.train()
         self.sampler = Sampler(self.policy, self.loaded.tokenizer, self.loaded.end_token_ids, self.sampling)
         self.reference = None
         if self.loss_settings.kl_beta > 0:
             self.reference = load_policy(self.policy_folder).model.eval().requires_grad_(False)
+
+    def on_train_start(self) -> None:
+        """Take rounds past the resumed one out of the record: they are about to be run again."""
+        if self.rollout_log is not None and self.trainer.is_global_zero:
+            self.rollout_log.forget_from(self.ledger["rounds"])
+        self.trainer.strategy.barrier()
 
     def training_step(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """One round, from prompts to updated weights and the record of both."""
@@ -106,12 +118,16 @@ class GRPOModule(L.LightningModule):
 
     def validation_step(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """The same rewards on the validation split, sampled under keys of its own."""
+        batch = RoundOfGroups(self.trainer.fit_loop.epoch_loop.batch_idx, batch.groups)
         rollouts = self._sample(batch, "validation", self.round.validation_samples)
         scored = [score_rollouts(group, self.components, max_failure_share=1.0) for group in rollouts]
+        if self.rollout_log is not None:
+            self.rollout_log.write_rollouts(batch.round, scored, self.trainer.global_step, table="validation")
         gathered = [group for part in all_processes(scored) for group in part]
+        refuse_failures([member for group in gathered for member in group], self.round.max_failure_share)
         self.ledger["validation_rollouts"] += sum(len(group) for group in gathered)
         metrics = {f"validation/{n}": v for n, v in rollout_metrics(gathered).items() if not n.startswith("groups")}
-        self._log_metrics(metrics, self.trainer.fit_loop.epoch_loop.batch_idx)
+        self._log_metrics(metrics, batch.round)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         settings = self.optimizer_settings

@@ -81,8 +81,8 @@ def _micro_batches(
     )
     planned = []
     for indices in micro_batches([[m.rollout for m in group] for group in groups], max_rows):
-        rows = torch.isin(group_ids, torch.tensor(indices)).nonzero().squeeze(-1)
-        rows = torch.cat([rows[group_ids[rows] == i] for i in indices])
+        size = len(groups[0])
+        rows = [i * size + member for i in indices for member in range(size)]
         planned.append(_micro_batch([groups[i] for i in indices], advantages[indices], weights[rows]))
     return planned
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,10 +100,16 @@ class RolloutLog:
         self.components = components
         self.sampling = json.dumps(asdict(sampling), sort_keys=True)
 
-    def write_rollouts(self, round_index: int, groups: Sequence[Sequence[ScoredRollout]], policy_version: int) -> None:
-        """Every rollout of the round, before any filter."""
+    def write_rollouts(
+        self,
+        round_index: int,
+        groups: Sequence[Sequence[ScoredRollout]],
+        policy_version: int,
+        table: Literal["rollouts", "validation"] = "rollouts",
+    ) -> None:
+        """Every rollout of the round, before any filter; those of a validation into a table of their own."""
         rows = [self._rollout_row(scored, policy_version) for group in groups for scored in group]
-        self._write("rollouts", round_index, rows, ROLLOUTS_SCHEMA)
+        self._write(table, round_index, rows, ROLLOUTS_SCHEMA)
 
     def write_updates(self, round_index: int, decisions: Iterable[Decision]) -> None:
         """What became of each rollout of the round."""
@@ -152,6 +158,12 @@ class RolloutLog:
             "reward": scored.reward,
             "unscored_reason": None if scored.scored else "; ".join(reasons),
         }
+
+    def forget_from(self, round_index: int) -> None:
+        """Remove the rounds that a resumed run is about to run again, whichever processes wrote them."""
+        for path in self.folder.glob("*/round-*"):
+            if int(path.name.split("-")[1]) >= round_index:
+                path.unlink()
 
     def _write(self, table: str, round_index: int, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
         folder = self.folder / table

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -48,6 +48,24 @@ def all_processes(value: T) -> list[T]:
     return gathered  # type: ignore[return-value]
 
 
+def require_whole_weights(module: L.LightningModule) -> None:
+    """Refuse a strategy under which no process has the weights that it would sample with.
+
+    Raises:
+        ValueError: anything but one device, DDP, and DeepSpeed up to stage 2.
+    """
+    strategy = module.trainer.strategy
+    whole = type(strategy) in (SingleDeviceStrategy, DDPStrategy)
+    if isinstance(strategy, DeepSpeedStrategy):
+        whole = not strategy.zero_stage_3
+    if not whole:
+        raise ValueError(
+            f"trainer.strategy is {type(strategy).__name__}, which may cut the weights up (DeepSpeed does at stage 3), "
+            "but every process samples by itself and needs them whole: use one device, ddp or deepspeed_stage_2, which "
+            "shares out gradients and optimiser state"
+        )
+
+
 def summed_gradients(module: L.LightningModule) -> AbstractContextManager[None]:
     """Within it, the gradients of several backward passes add up to one update's.
 
@@ -55,7 +73,7 @@ def summed_gradients(module: L.LightningModule) -> AbstractContextManager[None]:
     gradient or a mixture, unless it is told that they belong together.
     """
     engine = deepspeed_engine(module)
-    return nullcontext() if engine is None else engine.coalesce_grad_reduction()  # type: ignore[no-any-return]
+    return nullcontext() if engine is None else engine.coalesce_grad_reduction()
 
 
 def step_optimizer(module: L.LightningModule, max_norm: float) -> float:
