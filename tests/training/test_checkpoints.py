@@ -77,6 +77,7 @@ def test_a_finished_run_leaves_its_results_and_no_resumable_state(straight: Path
     assert [int(row["round"]) for row in metrics(straight)] == list(range(6))
     assert [bool(row["validation/reward/mean"]) for row in metrics(straight)] == [False, False, True] * 2
     assert len(record(straight, "rollouts")) == len(record(straight, "updates")) == 6
+    assert list(record(straight, "validation")) == [f"round-0000{number}-rank-0.parquet" for number in (2, 5)]
     [run_folder] = (straight.parent / "runs").iterdir()
     assert newest_checkpoint(run_folder) is None
     resolved = yaml.safe_load((straight / "policy" / "resolved_config.yaml").read_text())
@@ -101,7 +102,7 @@ def test_a_run_that_was_killed_ends_as_the_straight_one(
     resumed = run(tmp_path)
     assert weights_digest(resumed / "policy") == weights_digest(straight / "policy")
     assert metrics(resumed) == metrics(straight)
-    for table in ("rollouts", "updates"):
+    for table in ("rollouts", "updates", "validation"):
         assert record(resumed, table) == record(straight, table)
     assert len(list((tmp_path / "runs").iterdir())) == 1
 

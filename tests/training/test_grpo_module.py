@@ -306,6 +306,9 @@ def test_validation_is_scored_apart_and_leaves_the_training_draws_alone(tmp_path
     last = with_validation.metrics[-1]
     assert 0 <= last["validation/reward/mean"] <= 1
     assert last["validation/length/mean"] <= 6
+    recorded = with_validation.table("validation")
+    assert len(recorded) == 2 * 2  # problems, and completions of each
+    assert last["validation/reward/mean"] == pytest.approx(sum(row["reward"] for row in recorded) / 4)
     without = Run(tmp_path)
     without.data.validation_problems = 0
     without.go()

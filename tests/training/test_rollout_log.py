@@ -97,10 +97,28 @@ def test_a_decision_is_a_row_under_the_name_of_its_rollout(tmp_path: Path) -> No
 
 
 def test_a_file_without_rows_has_the_columns_too(tmp_path: Path) -> None:
-    log(tmp_path).write_rollouts(0, [], policy_version=0)
+    log(tmp_path).write_rollouts(0, [], policy_version=0)  # a process without a validation problem, for one
     log(tmp_path).write_updates(0, [])
     assert pq.read_schema(tmp_path / "rollouts" / "round-00000-rank-0.parquet") == ROLLOUTS_SCHEMA
     assert pq.read_schema(tmp_path / "updates" / "round-00000-rank-0.parquet") == UPDATES_SCHEMA
+
+
+def test_validation_has_a_table_of_its_own(tmp_path: Path) -> None:
+    log(tmp_path).write_rollouts(2, [scored_group([1.0, 0.0])], policy_version=1, table="validation")
+    assert [path.name for path in tmp_path.iterdir()] == ["validation"]
+    [path] = (tmp_path / "validation").iterdir()
+    assert pq.read_table(path).num_rows == 2
+
+
+def test_rounds_that_are_run_again_are_taken_out_whoever_wrote_them(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        for number in range(4):
+            log(tmp_path, rank).write_rollouts(number, [scored_group([1.0, 0.0])], policy_version=0)
+            log(tmp_path, rank).write_updates(number, [])
+    log(tmp_path).forget_from(2)
+    for table in ("rollouts", "updates"):
+        names = sorted(path.name for path in (tmp_path / table).iterdir())
+        assert names == [f"round-{n:05d}-rank-{rank}.parquet" for n in (0, 1) for rank in (0, 1)]
 
 
 def test_a_round_run_again_replaces_its_file(tmp_path: Path) -> None:
