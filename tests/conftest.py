@@ -17,7 +17,6 @@ SWITCHES = {
     "HF_HUB_OFFLINE": "1",
     "ITERATIVE_DO_NOT_TRACK": "1",
     "MPLBACKEND": "Agg",
-    "OMP_WAIT_POLICY": "PASSIVE",
     "OTEL_SDK_DISABLED": "true",
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_ERROR_REPORTING": "false",

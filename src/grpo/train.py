@@ -100,6 +100,8 @@ def main(argv: list[str]) -> None:
     cli.model.rollout_log = RolloutLog(
         run / RECORD, cli.run_id, cli.trainer.global_rank, cli.model.components, cli.model.sampling
     )
+    # Deterministic mode fills new tensors before they are written: a pass over memory that nothing reads.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
     if cli.model.ledger["rounds"] < cli.config.data.rounds:
         raise RuntimeError(

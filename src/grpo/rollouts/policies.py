@@ -142,7 +142,12 @@ def completion_logprobs(
             use_cache=True,
         ).logits
         logits = torch.cat([logits, rest], dim=1)
-    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    with torch.no_grad():
-        entropies = torch.special.entr(logprobs.exp()).sum(dim=-1)  # 0 at probability 0, where p * log p is NaN
+        del rest
+    # Each [N, T, V] tensor weighs as much as all activations of some layers: none is kept or made without need.
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    del first, logits
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    del scaled
+    with torch.no_grad():  # row by row; entr is 0 at probability 0, where p * log p is NaN
+        entropies = torch.stack([torch.special.entr(row.exp()).sum(dim=-1) for row in logprobs])
     return logprobs.gather(-1, completions.unsqueeze(-1)).squeeze(-1), entropies
