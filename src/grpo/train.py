@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
         run / RECORD, cli.run_id, cli.trainer.global_rank, cli.model.components, cli.model.sampling
     )
     # Deterministic mode fills new tensors before they are written: a pass over memory that nothing reads.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
     if cli.model.ledger["rounds"] < cli.config.data.rounds:
         raise RuntimeError(
