@@ -45,8 +45,8 @@ grep --only-matching --perl-regexp '^dvc (status|params|metrics|plots|exp show)[
   echo "+ $command"
   $command > output.txt 2>&1 || { cat output.txt; fail "the README's command failed: $command"; }
 done
-dvc metrics diff | grep --quiet comparison.json || fail "dvc metrics diff does not show what the run changed"
-dvc params diff | grep --quiet data.rounds || fail "dvc params diff does not show what the run changed"
+grep --quiet comparison.json <<< "$(dvc metrics diff)" || fail "dvc metrics diff does not show what the run changed"
+grep --quiet data.rounds <<< "$(dvc params diff)" || fail "dvc params diff does not show what the run changed"
 rm -rf output.txt dvc_plots
 
 sed -i 's/^seed: .*/seed: 7/' configs/evaluate.yaml
