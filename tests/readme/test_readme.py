@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -56,3 +57,29 @@ def test_a_class_that_is_named_exists(path: str) -> None:
     module, _, name = path.rpartition(".")
     source = REPOSITORY / "src" / f"{module.replace('.', '/')}.py"
     assert re.search(rf"^class {name}\b|^def {name}\b", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("row", "metric"),
+    [
+        ("correct, sampled", "sampled.accuracy"),
+        ("correct, greedy", "greedy.accuracy"),
+        ("correct by a lenient reading, sampled", "sampled.lenient_accuracy"),
+    ],
+)
+def test_the_result_is_the_reports(row: str, metric: str) -> None:
+    """Of the committed report: a run on another machine may differ without making the README wrong."""
+    shown = subprocess.run(
+        ["git", "show", "HEAD:report/comparison.json"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    if shown.returncode:
+        pytest.skip("no committed report to compare with: this is no git checkout, or it has none")
+    numbers = json.loads(shown.stdout)
+    base, trained, gain, low, high = (
+        100
+        * next(value for key, value in numbers.items() if key.endswith(f"{metric}.{part}") and "by_slice" not in key)
+        for part in ("base", "trained", "difference", "low", "high")
+    )
+    expected = f"| {base:.1f}% | {trained:.1f}% | {gain:+.1f} points [{low:+.1f}, {high:+.1f}] |"
+    line = next(line for line in README.splitlines() if line.startswith(f"| {row}"))
+    assert line.endswith(expected)
