@@ -78,6 +78,18 @@ def test_the_code_is_told_by_its_source_alone(tmp_path: Path, monkeypatch: pytes
     assert code_digest() != before
 
 
+def test_the_code_of_some_rooms_is_deaf_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_identity, "SOURCE", tmp_path)
+    (tmp_path / "room").mkdir()
+    for name in ("a.py", "b.py", "room/c.py"):
+        (tmp_path / name).write_text(f"# {name}\n")
+    before = code_digest(("a.py", "room"))
+    (tmp_path / "b.py").write_text("x = 2\n")
+    assert code_digest(("a.py", "room")) == before
+    (tmp_path / "room" / "c.py").write_text("x = 2\n")
+    assert code_digest(("a.py", "room")) != before
+
+
 def test_outside_a_checkout_the_revision_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_identity, "SOURCE", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))

@@ -10,6 +10,8 @@ import pytest
 import yaml
 from import_graph import REPOSITORY, SOURCE, ImportGraph, read_imports, runs_code
 
+from grpo.train import TRAINING_CODE
+
 GRAPH = read_imports()
 COMMAND = re.compile(r"-m grpo\s+([\w-]+)")
 CONFIG = re.compile(r"--config[= ](\S+\.yaml)")
@@ -73,3 +75,11 @@ def test_a_missing_dependency_is_seen(tmp_path: Path) -> None:
 
     assert missing() == ["grpo/maths/__init__.py", "grpo/maths/loss.py", "grpo/records.py", "grpo/rewards.py"]
     assert missing("src/grpo/maths", "src/grpo/records.py", "src/grpo/rewards.py") == []
+
+
+def test_a_run_is_told_apart_by_all_the_code_that_trains_and_no_other() -> None:
+    package = SOURCE / "grpo"
+    named = [package / name for name in TRAINING_CODE]
+    files = {GRAPH.files[module] for module in GRAPH.closure("grpo.train") if runs_code(GRAPH.files[module])}
+    assert [file for file in sorted(files) if not any(file == path or path in file.parents for path in named)] == []
+    assert [path for path in named if not any(file == path or path in file.parents for file in files)] == []

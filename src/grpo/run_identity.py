@@ -46,9 +46,15 @@ def weights_digest(policy_folder: Path) -> str:
     return folder_digest(policy_folder, policy_folder.glob("*.safetensors"))
 
 
-def code_digest() -> str:
-    """SHA-256 over the package's own source."""
-    return folder_digest(SOURCE, SOURCE.rglob("*.py"))
+def code_digest(names: Iterable[str] = (".",)) -> str:
+    """SHA-256 over the package's own source.
+
+    Args:
+        names: files and folders of the package; all of it by default.
+    """
+    chosen = [SOURCE / name for name in names]
+    files = {file for path in chosen for file in (path.rglob("*.py") if path.is_dir() else (path,))}
+    return folder_digest(SOURCE, files)
 
 
 def code_revision() -> str:

@@ -18,6 +18,19 @@ from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.rollout_log import RolloutLog
 from grpo.training.run_loggers import WandbSettings, run_loggers
 
+# What decides how a run goes on. An edit elsewhere, of the report say, must not orphan an interrupted run.
+TRAINING_CODE = (
+    "maths",
+    "problem_files.py",
+    "records.py",
+    "rewards",
+    "rollouts",
+    "run_identity.py",
+    "train.py",
+    "training",
+    "whole_files.py",
+)
+
 
 class TrainCLI(LightningCLI):
     """Lightning's own command line, with the run's folder named after what the run is made of."""
@@ -43,7 +56,7 @@ class TrainCLI(LightningCLI):
             "config": self.parser.dump(config, skip_none=False),
             "data": folder_digest(Path(config.data.problems)),
             "policy": folder_digest(Path(config.data.policy)),
-            "code": code_digest(),
+            "code": code_digest(TRAINING_CODE),
             "versions": versions(),
         }
         self.run_id = fingerprint(self.identity)

@@ -143,6 +143,16 @@ def test_the_newest_state_is_told_by_its_number(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path / "none") is None
 
 
+def test_a_folder_that_deepspeed_had_not_finished_is_no_state(tmp_path: Path) -> None:
+    for number in (2, 4):
+        (tmp_path / "checkpoints" / f"update-{number}.ckpt" / "checkpoint").mkdir(parents=True)
+    assert newest_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoints" / "update-2.ckpt" / "latest").write_text("checkpoint")
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.name == "update-2.ckpt"
+
+
 def test_more_than_one_pass_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trainer\.max_epochs is 3: .* set data\.rounds"):
         run(tmp_path, trainer__max_epochs=3)

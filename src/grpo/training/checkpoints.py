@@ -72,13 +72,19 @@ class StreamingCheckpointIO(TorchCheckpointIO):
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
-    """The state to go on from, or None where the run has not come so far."""
+    """The newest whole state to go on from, or None where the run has not come so far."""
 
     def updates(path: Path) -> int:
         found = re.search(r"update-(\d+)", path.name)
         return int(found.group(1)) if found else -1
 
-    return max((run_folder / CHECKPOINTS).glob("update-*.ckpt"), key=updates, default=None)
+    whole = filter(_is_whole, (run_folder / CHECKPOINTS).glob("update-*.ckpt"))
+    return max(whole, key=updates, default=None)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """A file was moved in when it was whole. DeepSpeed fills a folder, and writes ``latest`` into it last."""
+    return checkpoint.is_file() or (checkpoint / "latest").is_file()
 
 
 def publish(
