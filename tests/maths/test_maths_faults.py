@@ -34,6 +34,15 @@ def test_std_of_the_batch_hides_that_no_group_has_a_signal() -> None:
     assert group_std(rewards.reshape(1, -1), std_correction=1).item() == pytest.approx(5.77, abs=5e-3)
 
 
+def test_rewards_of_one_and_zero_give_no_loss_at_first_but_a_gradient() -> None:
+    advantages = group_advantages(table([[1, 0]]), std_correction=1, epsilon=1e-4).flatten()
+    policy = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
+    output = grpo_loss(policy, policy.detach(), advantages, torch.ones(2, 2))
+    (gradient,) = torch.autograd.grad(output.loss, policy)
+    assert abs(output.loss.item()) < 1e-6
+    assert gradient.norm() > 0.1
+
+
 def test_mean_and_std_are_taken_within_the_group() -> None:
     advantages = group_advantages(table([[1, 0], [0, 0]]), std_correction=1, epsilon=1e-4)
     close(advantages, [[0.7070, -0.7070], [0.0, 0.0]], 5e-5)
