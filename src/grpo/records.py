@@ -19,18 +19,23 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Purpose = Literal["train", "validation", "evaluation"]
-FinishReason = Literal["end_token", "length"]
+FinishReason = Literal["end_token", "length", "tool_limit"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A task instance with its gold answer. ``slice`` names the subset it is reported under."""
+    """A task instance with its gold answer.
+
+    ``slice`` names the subset it is reported under. ``context`` is text retrieved for the question, which
+    a prompt template may insert.
+    """
 
     id: str
     question: str
     answer: str
     slice: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    context: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,38 @@ class RolloutKey:
 
 
 @dataclass(frozen=True)
+class SamplingPolicy:
+    """What drew the tokens: weights, settings and engine together.
+
+    ``weights_version`` counts the optimiser steps behind the weights; ``settings`` and ``tools`` (names
+    and versions) are JSON with sorted keys, so that equal ones are equal text.
+    """
+
+    weights_version: int = 0
+    settings: str = "{}"
+    tools: str = "{}"
+    engine: str = "transformers"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that a completion made. ``result`` is what was put into its context; not ``valid``: an error's text."""
+
+    name: str
+    argument: str
+    result: str
+    valid: bool = True
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One sampled completion of a group.
 
-    ``tokens`` are exactly the drawn ones, the end token included; ``text`` is their decoding without
-    it. ``logprobs`` are those of the drawn tokens under the full softmax at the sampling temperature.
+    ``tokens`` are exactly those that the policy saw: drawn, the end token included, or inserted by a tool.
+    ``drawn`` tells which the policy drew; None: all. ``text`` is their decoding without the end token.
+    ``logprobs`` are those of the drawn tokens under the full softmax at the sampling temperature, and
+    ``sampling_logprobs`` those under the distribution they were drawn from, where top-p, top-k or min-p
+    cut it; both hold 0 at tokens that were not drawn.
     """
 
     key: RolloutKey
@@ -92,10 +124,23 @@ class Rollout:
     text: str
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+    drawn: tuple[bool, ...] | None = None
+    sampling_logprobs: tuple[float, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    sampling_policy: SamplingPolicy = SamplingPolicy()
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+    @property
+    def drawn_mask(self) -> tuple[bool, ...]:
+        """A bool a token: whether the policy drew it, so that it can take part in the loss."""
+        return (True,) * len(self.tokens) if self.drawn is None else self.drawn
+
+    @property
+    def invalid_tool_calls(self) -> int:
+        return sum(not call.valid for call in self.tool_calls)
 
 
 @dataclass(frozen=True)
@@ -125,11 +170,15 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoredRollout:
-    """A rollout with every reward component raw, and the transformed reward that enters the group."""
+    """A rollout with every reward component raw, and the transformed reward that enters the group.
+
+    ``steps`` are the values on the way from the components to the reward, by name and in order.
+    """
 
     rollout: Rollout
     components: Mapping[str, Score]
     reward: float | None
+    steps: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scored(self) -> bool:

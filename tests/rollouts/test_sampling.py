@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 
@@ -12,14 +13,19 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     LlamaConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from grpo.records import PromptGroup, Rollout, RolloutKey
 from grpo.rollouts import sampling
+from grpo.rollouts.draws import distribution_cuts, draw_cut_tokens
 from grpo.rollouts.sampling import Sampler, SamplingSettings, draw_tokens, keyed_uniforms
 
 END = TOKENIZER.eos_token_id
@@ -298,6 +304,13 @@ def test_half_precision_logits_give_single_precision_logprobs() -> None:
         ({"temperature": 1e-6}, "sampling.temperature"),
         ({"max_new_tokens": 0}, "sampling.max_new_tokens"),
         ({"max_rows": 0}, "sampling.max_rows"),
+        ({"top_p": 0.0}, "sampling.top_p"),
+        ({"top_p": 1.1}, "sampling.top_p"),
+        ({"top_p": math.nan}, "sampling.top_p"),
+        ({"top_k": -1}, "sampling.top_k"),
+        ({"min_p": -0.1}, "sampling.min_p"),
+        ({"min_p": 1.1}, "sampling.min_p"),
+        ({"min_p": math.nan}, "sampling.min_p"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(settings: dict[str, float], key_named: str) -> None:
@@ -318,3 +331,141 @@ def test_a_prompt_is_run_once_however_large_its_group(monkeypatch: pytest.Monkey
     sampler(model, max_new_tokens=3).sample([long], KEYS[:1], 8)
     assert shapes[0] == (1, len(long.prompt_tokens))
     assert all(rows <= 8 and width == 1 for rows, width in shapes[1:])
+
+
+def cut_probabilities(probabilities: list[float], temperature: float = 1.0, **cuts: float) -> list[float]:
+    """The cut distribution, read off the shares of the uniform range that fall to each token."""
+    logits = torch.tensor(probabilities, dtype=torch.float64).log().float() * temperature
+    numbers = (torch.arange(7000, dtype=torch.float64) + 0.5) / 7000
+    settings = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | cuts
+    tokens, logprobs, cut = draw_cut_tokens(
+        logits.expand(7000, -1),
+        numbers,
+        temperature,
+        distribution_cuts(**settings),  # type: ignore[arg-type]
+    )
+    torch.testing.assert_close(logprobs.exp(), torch.tensor(probabilities)[tokens])
+    shares = torch.bincount(tokens, minlength=len(probabilities)) / 7000
+    torch.testing.assert_close(cut.exp(), shares[tokens], atol=2e-4, rtol=0)
+    return shares.tolist()
+
+
+@pytest.mark.parametrize(
+    ("cuts", "expected"),
+    [
+        ({"top_k": 1}, [0, 1, 0, 0]),
+        ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_k": 9}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_p": 1e-9}, [0, 1, 0, 0]),
+        ({"top_p": 0.39}, [0, 1, 0, 0]),
+        ({"top_p": 0.41}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.71}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"top_p": 0.91}, [0.1, 0.4, 0.2, 0.3]),
+        ({"min_p": 0.24}, [0.1, 0.4, 0.2, 0.3]),
+        ({"min_p": 0.26}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"min_p": 0.76}, [0, 1, 0, 0]),
+        ({"min_p": 1.0}, [0, 1, 0, 0]),
+        # of the two that top-k leaves, the first has 4/7: more than top-p asks for (before top-k it had less)
+        ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0]),
+        ({"top_k": 3, "min_p": 0.6}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.95, "min_p": 0.26}, [0, 4 / 9, 2 / 9, 3 / 9]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_cut_distribution_is_the_one_worked_out_by_hand(
+    cuts: dict[str, float], expected: list[float], temperature: float
+) -> None:
+    assert cut_probabilities([0.1, 0.4, 0.2, 0.3], temperature, **cuts) == pytest.approx(expected, abs=2e-4)
+
+
+def test_equally_likely_tokens_at_the_edge() -> None:
+    """Top-p keeps the lower ids, so that every machine keeps the same; top-k keeps them all."""
+    even = [0.25] * 4
+    assert cut_probabilities(even, top_p=0.5) == pytest.approx([0.5, 0.5, 0, 0])
+    assert cut_probabilities(even, top_k=2) == pytest.approx(even)
+
+
+@pytest.mark.parametrize("cuts", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.8}], ids=str)
+def test_the_cuts_are_those_of_transformers(cuts: dict[str, float]) -> None:
+    logits = torch.randn(64, 200, generator=torch.Generator().manual_seed(0)) * 2
+    warpers = LogitsProcessorList()
+    if "top_k" in cuts:
+        warpers.append(TopKLogitsWarper(int(cuts["top_k"])))
+    if "top_p" in cuts:
+        warpers.append(TopPLogitsWarper(cuts["top_p"]))
+    if "min_p" in cuts:
+        warpers.append(MinPLogitsWarper(cuts["min_p"]))
+    settings = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | cuts
+    ours = distribution_cuts(**settings)(torch.LongTensor(), logits)  # type: ignore[arg-type]
+    torch.testing.assert_close(ours, warpers(torch.LongTensor(), logits), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("uniform", [0.0, JUST_BELOW_ONE])
+def test_a_cut_draw_always_has_positive_probability(seed: int, uniform: float) -> None:
+    logits = torch.randn(50, 1000, generator=torch.Generator().manual_seed(seed)) * 30
+    cuts = distribution_cuts(20, 0.9, 0.01)
+    tokens, logprobs, cut = draw_cut_tokens(logits, torch.full((50,), uniform, dtype=torch.float64), 1.0, cuts)
+    kept = cuts(torch.LongTensor(), torch.log_softmax(logits, -1))
+    assert torch.isfinite(kept.gather(-1, tokens[:, None])).all()
+    assert torch.isfinite(cut).all()
+    assert (cut >= logprobs).all()
+
+
+def test_a_cut_rollout_is_the_inverse_of_the_cut_cumulative_distribution() -> None:
+    """Every token again, by other code: a plain pass, a sort, its uniform number. Ends and taken-out rows included."""
+    model = random_llama(spread=0.3)
+    ends = (END, *range(2, 22))
+    settings = {"temperature": 0.7, "top_p": 0.8, "max_new_tokens": 12}
+    groups = sampler(model, ends, **settings).sample(PROMPTS, KEYS, 4)
+    for rollout in (rollout for group in groups for rollout in group):
+        assert rollout.sampling_logprobs is not None
+        assert len(rollout.sampling_logprobs) == len(rollout.tokens)
+        torch.testing.assert_close(
+            torch.tensor(rollout.logprobs), full_logprobs(model, rollout, 0.7), atol=1e-5, rtol=1e-5
+        )
+        ids = torch.tensor([[*rollout.group.prompt_tokens, *rollout.tokens]])
+        with torch.no_grad():
+            rows = model(input_ids=ids).logits[0, len(rollout.group.prompt_tokens) - 1 : -1] / 0.7
+        numbers = keyed_uniforms(rollout.key, len(rollout.tokens))
+        for row, number, token, logprob in zip(rows, numbers, rollout.tokens, rollout.sampling_logprobs, strict=True):
+            likely = torch.softmax(row.double(), -1).numpy()
+            best = np.argsort(-likely)
+            kept = best[: int(np.searchsorted(np.cumsum(likely[best]), 0.8)) + 1]
+            cut = np.zeros_like(likely)
+            cut[kept] = likely[kept] / likely[kept].sum()
+            assert token == int(np.searchsorted(np.cumsum(cut), number, side="right"))
+            assert logprob == pytest.approx(math.log(cut[token]), abs=1e-5)
+    assert any(len(rollout.tokens) < 12 for group in groups for rollout in group)
+
+
+def test_without_a_cut_there_is_one_log_probability() -> None:
+    model = random_llama()
+    plain = sampler(model, max_new_tokens=6).sample(PROMPTS, KEYS, 2)
+    greedy = sampler(model, temperature=0.0, max_new_tokens=6).sample(PROMPTS, KEYS, 2)
+    cut_greedy = sampler(model, temperature=0.0, max_new_tokens=6, top_p=0.1, top_k=3, min_p=0.5)
+    assert drawn(cut_greedy.sample(PROMPTS, KEYS, 2)) == drawn(greedy)
+    for rollout in (rollout for group in [*plain, *greedy, *cut_greedy.sample(PROMPTS, KEYS, 2)] for rollout in group):
+        assert rollout.sampling_logprobs is None
+        assert rollout.drawn is None
+        assert rollout.tool_calls == ()
+
+
+def test_every_rollout_says_what_drew_it() -> None:
+    settings = SamplingSettings(max_new_tokens=2, top_k=3)
+    [[rollout], *_] = Sampler(random_llama(), TOKENIZER, (END,), settings).sample(PROMPTS, KEYS, 1, weights_version=7)
+    assert rollout.sampling_policy == settings.sampling_policy(7)
+    assert rollout.sampling_policy.weights_version == 7
+    assert rollout.sampling_policy.tools == "{}"
+    assert rollout.sampling_policy.engine == "transformers"
+    written = rollout.sampling_policy.settings
+    assert json.loads(written) == {
+        "temperature": 1.0,
+        "max_new_tokens": 2,
+        "max_rows": 128,
+        "top_p": 1.0,
+        "top_k": 3,
+        "min_p": 0.0,
+    }
+    assert written == json.dumps(json.loads(written), sort_keys=True)

@@ -1,25 +1,29 @@
-"""Sampling completions on the live policy: shared prompts, a preallocated cache, keyed randomness.
+"""Sampling completions on the live policy: shared prompts, a preallocated cache, keyed randomness, tools.
 
 The model is used as it stands, so there is no copy to refresh after an optimiser step. A group's
 prompt is run once and its keys and values are shared out to the members; rows that have ended leave
-the batch. One uniform number a position and the inverse of the cumulative distribution make each
-token a pure function of the rollout's key and the distribution (Devroye, "Non-Uniform Random
-Variate Generation", 1986, section II.2).
+the batch. Each token is a function of the rollout's key and the distribution alone. A tool's answer is
+fed in token by token while the other rows draw theirs, so all rows stay side by side.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicLayer
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo.records import PromptGroup, Rollout, RolloutKey
-from grpo.rollouts.collate import pad
+from grpo.records import FinishReason, PromptGroup, Rollout, RolloutKey, SamplingPolicy
+from grpo.rollouts.draws import Draws, distribution_cuts, draw_cut_tokens, draw_tokens, keyed_uniforms
+from grpo.rollouts.growing_rows import GrowingRows, preallocated_cache
+from grpo.rollouts.tool_turns import RowTurns, ToolTurns
+from grpo.rollouts.tools import ToolSettings
+
+__all__ = ["Sampler", "SamplingSettings", "draw_tokens", "keyed_uniforms", "preallocated_cache"]
 
 # Rows are taken out only when this share of them has ended: it costs a copy of the cache of those that stay.
 COMPACT_WHEN_ENDED = 0.125
@@ -34,13 +38,22 @@ class SamplingSettings:
 
     Args:
         temperature: divides the logits; 0 takes the most likely token (evaluation only).
-        max_new_tokens: the longest completion, end token included.
+        max_new_tokens: the longest completion, end token and tokens inserted by tools included.
         max_rows: completions sampled side by side; more is faster and needs more memory.
+        top_p: draw from the smallest set of likeliest tokens that holds this much probability; 1 is off.
+        top_k: draw from this many likeliest tokens; 0 is off. The cuts apply after the temperature, in the
+            order top_k, top_p, min_p; greedy completions are not cut.
+        min_p: draw from tokens with at least this share of the likeliest one's probability; 0 is off.
+        tools: what a completion may call; null for nothing.
     """
 
     temperature: float = 1.0
     max_new_tokens: int = 16
     max_rows: int = 128
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    tools: ToolSettings | None = None
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not LOWEST_TEMPERATURE <= self.temperature < float("inf"):
@@ -48,130 +61,33 @@ class SamplingSettings:
                 f"sampling.temperature is {self.temperature}: it must be 0 (greedy) or a number from "
                 f"{LOWEST_TEMPERATURE} up"
             )
-        if self.max_new_tokens < 1:
-            raise ValueError(f"sampling.max_new_tokens is {self.max_new_tokens}: it must be at least 1")
-        if self.max_rows < 1:
-            raise ValueError(f"sampling.max_rows is {self.max_rows}: it must be at least 1")
+        for name, least in (("max_new_tokens", 1), ("max_rows", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"sampling.{name} is {getattr(self, name)}: it must be at least {least}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"sampling.top_p is {self.top_p}: it must be above 0 and at most 1 (1 cuts nothing)")
+        if self.top_k < 0:
+            raise ValueError(f"sampling.top_k is {self.top_k}: it must be 0 (cuts nothing) or at least 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"sampling.min_p is {self.min_p}: it must be from 0 (cuts nothing) to 1")
 
+    def cuts(self) -> LogitsProcessorList:
+        """What cuts the distribution; empty for greedy completions."""
+        if self.temperature == 0:
+            return LogitsProcessorList()
+        return distribution_cuts(self.top_k, self.top_p, self.min_p)
 
-def keyed_uniforms(key: RolloutKey, count: int) -> np.ndarray:
-    """``[count]`` uniform numbers in [0, 1) of this rollout, one a position, float64.
+    def sampling_policy(self, weights_version: int = 0) -> SamplingPolicy:
+        """These settings with the weights they draw from, as every rollout records them.
 
-    Philox is counter-based (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011): the
-    key alone fixes the sequence, and a longer one begins with the shorter.
-    """
-    philox_key = int.from_bytes(key.digest(16), "little")
-    return np.random.Generator(np.random.Philox(key=philox_key)).random(count)
-
-
-def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Draw one token a row and give its log-probability.
-
-    Args:
-        logits: ``[rows, vocabulary]``.
-        uniforms: ``[rows]`` in [0, 1), float64.
-        temperature: 0 takes the largest logit; its log-probability is then that of temperature 1.
-
-    Returns:
-        tokens ``[rows]`` and their full-softmax log-probabilities ``[rows]``, float32.
-    """
-    logprobs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
-    tokens = logprobs.argmax(dim=-1) if temperature == 0 else _inverse_cumulative(logprobs.exp(), uniforms)
-    return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-
-
-def _inverse_cumulative(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token ``[rows]`` at which the cumulative distribution is above the uniform number.
-
-    The sum is rarely exactly 1, so the number is scaled to it. The largest number below 1 times a sum near
-    1 rounds to less than the sum: the token always is one whose own probability lifted the sum, never one
-    of probability 0.
-    """
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    targets = uniforms.unsqueeze(-1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
-
-
-class PreallocatedLayer(DynamicLayer):
-    """A dynamic cache layer that writes into room set aside once, instead of growing by copies."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.room = room
-        self.length = 0
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values of all positions so far, ``[rows, heads, length, size]`` each."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            rows, heads, _, key_size = key_states.shape
-            self.keys = key_states.new_empty(rows, heads, self.room, key_size)
-            self.values = value_states.new_empty(rows, heads, self.room, value_states.shape[-1])
-        assert self.keys is not None
-        assert self.values is not None
-        end = self.length + key_states.shape[-2]
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-
-def preallocated_cache(model: PreTrainedModel, room: int) -> Cache:
-    """A cache for ``room`` positions in every layer of ``model``."""
-    return Cache(layers=[PreallocatedLayer(room) for _ in range(model.config.num_hidden_layers)])
-
-
-class _GrowingRows:
-    """The rows that still grow, and all that the model's next pass needs of them.
-
-    Args:
-        model: the policy.
-        groups: prompts; each is run once.
-        group_size: rows of each prompt.
-        steps: the most tokens a row can get.
-    """
-
-    def __init__(self, model: PreTrainedModel, groups: Sequence[PromptGroup], group_size: int, steps: int) -> None:
-        prompts, prompt_mask = pad([group.prompt_tokens for group in groups], torch.long, "left")
-        mask = prompt_mask.long().to(model.device)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        self.model = model
-        self.cache = preallocated_cache(model, mask.shape[1] + steps)
-        prompt_logits = self._forward(prompts.to(model.device), mask, positions)
-        self.cache.batch_repeat_interleave(group_size)
-        self.logits = prompt_logits.repeat_interleave(group_size, dim=0)
-        self.mask = mask.repeat_interleave(group_size, dim=0)
-        self.last_position = positions[:, -1:].repeat_interleave(group_size, dim=0)
-        self.rows = torch.arange(len(self.logits), device=model.device)
-
-    def keep(self, indices: Tensor) -> None:
-        """Go on with these rows alone."""
-        self.cache.batch_select_indices(indices)
-        self.mask, self.last_position, self.rows = self.mask[indices], self.last_position[indices], self.rows[indices]
-
-    def append(self, tokens: Tensor) -> None:
-        """Give each row one token more, ``[rows]``; afterwards ``logits`` are those of the next."""
-        self.last_position = self.last_position + 1
-        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
-        self.logits = self._forward(tokens.unsqueeze(-1), self.mask, self.last_position)
-
-    def _forward(self, tokens: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        """Logits ``[rows, vocabulary]`` of what follows the last token."""
-        output = self.model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        The tools stand apart from the settings, by name and version; how a call is written and how many a
+        completion may make stays with the settings, under ``tool_calls``.
+        """
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "tools"}
+        if self.tools is not None:
+            settings["tool_calls"] = self.tools.rules()
+        tools = {} if self.tools is None else self.tools.versions()
+        return SamplingPolicy(weights_version, json.dumps(settings, sort_keys=True), json.dumps(tools, sort_keys=True))
 
 
 class Sampler:
@@ -195,25 +111,35 @@ class Sampler:
         self.tokenizer = tokenizer
         self.end_token_ids = frozenset(end_token_ids)
         self.settings = settings
+        self.cuts = settings.cuts()
 
     @torch.no_grad()
-    def sample(self, groups: Sequence[PromptGroup], keys: Sequence[RolloutKey], group_size: int) -> list[list[Rollout]]:
+    def sample(
+        self,
+        groups: Sequence[PromptGroup],
+        keys: Sequence[RolloutKey],
+        group_size: int,
+        weights_version: int = 0,
+    ) -> list[list[Rollout]]:
         """``group_size`` completions of each group.
 
         Args:
             groups: the prompts.
             keys: one key a group; its ``member`` is set for each completion.
             group_size: completions a group.
+            weights_version: optimiser steps behind the model's weights, for the record.
 
         Returns:
             a list a group, members in order.
         """
+        policy = self.settings.sampling_policy(weights_version)
         was_training = self.model.training
         self.model.eval()
         sampled: dict[int, list[Rollout]] = {}
         try:
             for indices in self._chunks(groups, group_size):
-                drawn = self._sample_chunk([groups[i] for i in indices], [keys[i] for i in indices], group_size)
+                members = [[keys[i].of_member(member) for member in range(group_size)] for i in indices]
+                drawn = self._sample_chunk([groups[i] for i in indices], members, policy)
                 sampled.update(zip(indices, drawn, strict=True))
         finally:
             self.model.train(was_training)
@@ -227,48 +153,75 @@ class Sampler:
             yield order[start : start + size]
 
     def _sample_chunk(
-        self, groups: Sequence[PromptGroup], keys: Sequence[RolloutKey], group_size: int
+        self, groups: Sequence[PromptGroup], members: Sequence[Sequence[RolloutKey]], policy: SamplingPolicy
     ) -> list[list[Rollout]]:
-        members = [[key.of_member(i) for i in range(group_size)] for key in keys]
-        uniforms = np.stack([keyed_uniforms(key, self.settings.max_new_tokens) for group in members for key in group])
-        tokens, logprobs = self._draw(_GrowingRows(self.model, groups, group_size, uniforms.shape[1]), uniforms)
-        rows = iter(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+        uniforms = np.stack([keyed_uniforms(key, self.settings.max_new_tokens) for keys in members for key in keys])
+        tools = self.settings.tools
+        turns = None if tools is None else ToolTurns(tools, self.tokenizer, self.end_token_ids, len(uniforms))
+        growing = GrowingRows(self.model, groups, len(members[0]), uniforms.shape[1])
+        draws = self._draw(growing, uniforms, turns)
+        rows = zip(draws.rows(), [None] * len(uniforms) if turns is None else turns.rows, strict=True)
         return [
-            [self._rollout(key, group, *next(rows)) for key in group_keys]
-            for group, group_keys in zip(groups, members, strict=True)
+            [self._rollout(key, group, policy, *next(rows)) for key in keys]
+            for group, keys in zip(groups, members, strict=True)
         ]
 
-    def _draw(self, growing: _GrowingRows, uniforms: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities, ``[rows, steps]`` each; what stands after a row's end means nothing."""
+    def _draw(self, growing: GrowingRows, uniforms: np.ndarray, turns: ToolTurns | None) -> Draws:
+        """All steps, ``[rows, steps]``; what stands after a row's end means nothing."""
         device = self.model.device
         numbers = torch.from_numpy(uniforms).to(device)
         ends = torch.tensor(sorted(self.end_token_ids), device=device)
-        tokens = torch.zeros(numbers.shape, dtype=torch.long, device=device)
-        logprobs = torch.zeros(numbers.shape, device=device)
+        draws = Draws.zeros(numbers.shape, device, cut=bool(self.cuts))
         ended = torch.zeros(len(numbers), dtype=torch.bool, device=device)
         for step in range(numbers.shape[1]):
-            drawn, drawn_logprobs = draw_tokens(growing.logits, numbers[growing.rows, step], self.settings.temperature)
-            tokens[growing.rows, step], logprobs[growing.rows, step] = drawn, drawn_logprobs
-            ended |= torch.isin(drawn, ends)
+            drawn = self._draw_step(growing.logits, numbers[growing.rows, step])
+            if turns is None:
+                ended |= torch.isin(drawn.tokens, ends)
+            else:
+                drawn, ended = turns.take(growing.rows, drawn)
+            draws.put(growing.rows, step, drawn)
             share_ended = float(ended.float().mean())
             if share_ended == 1.0 or step + 1 == numbers.shape[1]:
                 break
+            tokens = drawn.tokens
             if share_ended >= COMPACT_WHEN_ENDED:
                 stay = (~ended).nonzero().squeeze(-1)
                 growing.keep(stay)
-                drawn, ended = drawn[stay], ended[stay]
-            growing.append(drawn)
-        return tokens, logprobs
+                tokens, ended = tokens[stay], ended[stay]
+            growing.append(tokens)
+        return draws
 
-    def _rollout(self, key: RolloutKey, group: PromptGroup, tokens: list[int], logprobs: list[float]) -> Rollout:
-        """Cut a row at its first end token, which belongs to the tokens and not to the text."""
-        end = next((i for i, token in enumerate(tokens) if token in self.end_token_ids), None)
-        length = len(tokens) if end is None else end + 1
+    def _draw_step(self, logits: Tensor, uniforms: Tensor) -> Draws:
+        if self.cuts:
+            return Draws(*draw_cut_tokens(logits, uniforms, self.settings.temperature, self.cuts))
+        return Draws(*draw_tokens(logits, uniforms, self.settings.temperature))
+
+    def _rollout(
+        self,
+        key: RolloutKey,
+        group: PromptGroup,
+        policy: SamplingPolicy,
+        row: tuple[list[int], list[float], list[float] | None],
+        turns: RowTurns | None,
+    ) -> Rollout:
+        """Cut a row at its end; an end token belongs to the tokens and not to the text."""
+        tokens, logprobs, cut_logprobs = row
+        length, finish_reason = self._ending(tokens) if turns is None else turns.ending
+        text_length = length - 1 if finish_reason == "end_token" else length
         return Rollout(
             key,
             group,
             tokens=tuple(tokens[:length]),
-            text=str(self.tokenizer.decode(tokens[:end])),
+            text=str(self.tokenizer.decode(tokens[:text_length])),
             logprobs=tuple(logprobs[:length]),
-            finish_reason="length" if end is None else "end_token",
+            finish_reason=finish_reason,
+            drawn=None if turns is None else turns.drawn_mask,
+            sampling_logprobs=None if cut_logprobs is None else tuple(cut_logprobs[:length]),
+            tool_calls=() if turns is None else tuple(turns.calls),
+            sampling_policy=policy,
         )
+
+    def _ending(self, tokens: Sequence[int]) -> tuple[int, FinishReason]:
+        """How many of a row's tokens are its completion's, and why it ends there."""
+        end = next((i for i, token in enumerate(tokens) if token in self.end_token_ids), None)
+        return (len(tokens), "length") if end is None else (end + 1, "end_token")
