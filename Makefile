@@ -53,7 +53,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONHASHSEED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup data repro repro-tiny test test-all test-gpu lint format types check constraints clean FORCE
+.PHONY: help setup data repro repro-tiny test test-all test-peers test-gpu lint format types check constraints clean FORCE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -61,7 +61,8 @@ help: ## list the targets
 setup: $(stamp) ## build the environment in .venv, or bring it up to date
 
 data: $(stamp) ## fetch the versioned problems
-	@dvc pull --quiet data.dvc
+	@dvc pull --quiet data.dvc || { echo "error: data/ could not be brought to what data.dvc says. If you edited it, version" \
+	  "your problems with: dvc add data; or take the versioned ones back with: dvc checkout --force data.dvc" >&2; exit 2; }
 
 repro: data ## run the pipeline: problems, training, held-out evaluation, report
 	dvc repro $(REPRO_ARGS)
@@ -74,6 +75,10 @@ test: data ## run the fast tests
 
 test-all: data ## run every test that needs no GPU
 	python -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+test-peers: data ## run the tests that hold the mathematics against TRL, which is installed for it
+	$(pip) install --quiet --constraint constraints.txt --editable '.[peers]'
+	python -m pytest tests/maths/test_against_trl.py tests/maths/test_against_trl_run.py $(PYTEST_ARGS)
 
 test-gpu: data ## run the tests that need an NVIDIA GPU
 	python -m pytest -m gpu $(PYTEST_ARGS)

@@ -99,6 +99,11 @@ def share_of_lower_case(_: Problem, completion: str) -> Score:
     return Score(sum(c.islower() for c in completion) / max(1, len(completion)))
 
 
+def starts_with_a_letter(_: Problem, completion: str) -> Score:
+    """A toy reward that is all or nothing, so that small groups often are flat."""
+    return Score(float(completion[:1].isalpha()))
+
+
 class DiesOnce:
     """The toy reward, until it ends its process on the spot; not once ``marker`` says that it did.
 
@@ -179,3 +184,33 @@ def train_config(folder: Path, **data: Any) -> dict[str, Any]:
 def write_config(path: Path, config: dict[str, Any]) -> str:
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return str(path)
+
+
+def leaning_policy_folder(folder: Path, favoured: str, by: float = 2.0) -> Path:
+    """A policy folder of random weights that makes each of these characters likelier than it would be.
+
+    One coordinate of the residual stream is the same for every token and nothing writes to it, so that it
+    works as the bias that the output layer does not have.
+
+    Args:
+        folder: where to.
+        favoured: characters.
+        by: nats, about.
+    """
+    model = random_llama()
+    config = LlamaConfig(**model.config.to_dict() | {"tie_word_embeddings": False})
+    untied = LlamaForCausalLM(config).eval()
+    untied.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        untied.lm_head.weight[:] = model.lm_head.weight.clone()
+        untied.model.embed_tokens.weight[:, 0] = 1.0
+        for layer in untied.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        untied.lm_head.weight[TOKENIZER(favoured).input_ids, 0] += (
+            by / 2.0
+        )  # the last norm leaves about 2 at that coordinate
+    ends = (TOKENIZER.eos_token_id, *TOKENIZER("\n").input_ids)
+    untied.generation_config = GenerationConfig(eos_token_id=list(ends), pad_token_id=ends[0], do_sample=True)
+    save_policy(folder, LoadedPolicy(untied, TOKENIZER, TEMPLATE, ends), {"made": "for tests"})
+    return folder

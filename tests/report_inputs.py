@@ -135,6 +135,7 @@ def record_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                         "centred": 0.75 if right else -0.25 if mixed else 0.0,
                         "advantage": 1.732 if right else -0.577 if mixed else 0.0,
                         "reference_logprobs": None,
+                        "reference_version": None,
                         "loss_tokens": 3 if mixed else 0,
                     }
                 )
@@ -145,6 +146,7 @@ def _rollout_row(name: str, number: int, slice: str, member: int, right: bool) -
     return {
         "rollout_id": name,
         "run_id": "run",
+        "group_id": f"{number}-{slice}",
         "round": number,
         "purpose": "train",
         "problem_id": f"{slice}-train-{number}",
@@ -155,15 +157,22 @@ def _rollout_row(name: str, number: int, slice: str, member: int, right: bool) -
         "occurrence": 0,
         "member": member,
         "draw": 0,
+        "context_sha256": "",
+        "tools": "{}",
         "sampling_settings": "{}",
         "policy_version": number,
+        "engine": "transformers",
         "completion_text": " 7" if right else " 0",
         "completion_tokens": [5, 6, 0] if right else [4, 4, 0],
+        "completion_drawn": None,
+        "tool_calls": [],
         "finish_reason": "end_token",
         "end_token_id": 0,
         "old_logprobs": [-1.0] * 3,
+        "sampling_logprobs": None,
         "reward_raw": [("exact_answer", float(right)), ("answer_format", 1.0)],
         "reward_weighted": [("exact_answer", float(right)), ("answer_format", 0.1)],
+        "reward_steps": [("weighted_sum", 0.1 + right)],
         "reward": 0.1 + right,
         "unscored_reason": None,
     }

@@ -156,7 +156,12 @@ class TestEvaluation:
         places = [f"--{key}={getattr(settings, key)}" for key in ("problems", "completions_folder", "report_folder")]
         main([f"--config={config}", f"--policy={settings.policy}", "--name=trained", *places])
         assert (settings.report_folder / "trained.json").is_file()
-        assert capsys.readouterr().out.startswith("trained: correct on 4 held-out problems: sampled ")
+        *progress, last = capsys.readouterr().out.splitlines()
+        assert progress == [
+            "trained: 8 greedy completions of 8 problems",
+            "trained: 32 sampled completions of 8 problems",
+        ]
+        assert last.startswith("trained: correct on 4 held-out problems: sampled ")
 
 
 class TestRefusals:
@@ -196,7 +201,7 @@ class TestRefusals:
 
     def test_a_scorer_that_refuses_gold(self) -> None:
         wrong = replace(PROBLEMS[0], answer="not a number", metadata={"entry": {}})
-        with pytest.raises(ScorerError, match=r"gold answer 'not a number' of problem sums-0 .*names no Reasoning Gym"):
+        with pytest.raises(ScorerError, match=r"gold answer 'not a number' of sums-0 .*names no Reasoning Gym"):
             check_scorer(SCORER, reasoning_gym_score, [wrong])
 
     def test_a_scorer_that_takes_anything(self) -> None:

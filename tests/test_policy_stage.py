@@ -1,15 +1,19 @@
 import hashlib
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures_policy import TEMPLATE, TOKENIZER, policy_folder
+from jsonargparse import ArgumentParser
+from transformers import AutoTokenizer
 
 from grpo import policy
 from grpo.policy import FolderPolicy, HubPolicy, PackagedPolicy, PolicySettings, end_token_ids, make_policy
-from grpo.rollouts.policies import load_policy
+from grpo.rollouts.policies import load_policy, save_policy
+from grpo.run_identity import folder_digest
 
 WEIGHTS = b"GGUF, as far as this test goes"
 
@@ -121,3 +125,35 @@ def test_end_tokens_are_the_tokenizers_own_and_the_declared_ones_once_each() -> 
 def test_a_declared_end_of_several_tokens_is_an_error(text: str, count: int) -> None:
     with pytest.raises(ValueError, match=rf"which is {count} tokens here: it must be exactly one"):
         end_token_ids(TOKENIZER, (text,))
+
+
+def test_a_model_that_cannot_be_fetched_is_an_error_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"source is owner/model at 0+, .* HF_HUB_OFFLINE=0 make repro"):
+        HubPolicy("owner/model", "0" * 40).load(TEMPLATE)
+
+
+@pytest.mark.parametrize("name", ["hub_policy", "folder_policy"])
+def test_the_examples_of_a_source_are_understood(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = Path(__file__).parents[1] / "configs"
+    monkeypatch.chdir(tmp_path)
+    policy_folder(tmp_path / "models" / "mine")
+    parser = ArgumentParser()
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(PolicySettings)
+    files = [f"--config={configs / 'policy.yaml'}", f"--config={configs / 'examples' / name}.yaml"]
+    settings = parser.instantiate(parser.parse_args(files))
+    assert type(settings.source).__name__ == {"hub_policy": "HubPolicy", "folder_policy": "FolderPolicy"}[name]
+
+
+def test_a_policy_does_not_depend_on_how_it_was_fetched(tmp_path: Path) -> None:
+    """Offline and online, the same source makes the same bytes."""
+    folders = []
+    for offline in (True, False):
+        source = policy_folder(tmp_path / f"source-{offline}")
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
+        loaded = replace(load_policy(source), tokenizer=tokenizer)
+        save_policy(tmp_path / f"made-{offline}", loaded, {})
+        folders.append(folder_digest(tmp_path / f"made-{offline}"))
+    assert folders[0] == folders[1]
+    assert "local" not in (tmp_path / "made-True" / "tokenizer_config.json").read_text()

@@ -21,7 +21,15 @@ json_values = st.recursive(
     max_leaves=5,
 )
 problems = st.lists(
-    st.builds(Problem, texts, texts, texts, texts, st.dictionaries(texts, json_values, max_size=2)),
+    st.builds(
+        Problem,
+        texts,
+        texts,
+        texts,
+        texts,
+        st.dictionaries(texts, json_values, max_size=2),
+        st.just("") | texts,  # most problems have no context
+    ),
     min_size=1,
     max_size=4,
     unique_by=lambda problem: problem.id,
@@ -54,6 +62,17 @@ def test_order_of_the_problems_does_not_change_the_bytes(tmp_path: Path) -> None
     ]
 
 
+def test_a_context_is_a_field_of_its_own_that_most_problems_do_not_have(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    written = [Problem("a", "q", "1", "s", context="One.\n{question}"), Problem("b", "q", "1", "s")]
+    write_problems(path, written)
+    assert read_problems(path) == written
+    assert path.read_text().splitlines() == [
+        '{"answer": "1", "context": "One.\\n{question}", "id": "a", "metadata": {}, "question": "q", "slice": "s"}',
+        '{"answer": "1", "id": "b", "metadata": {}, "question": "q", "slice": "s"}',
+    ]
+
+
 def test_the_line_separator_inside_a_string_does_not_cut_the_line(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps(GOOD | {"question": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -75,6 +94,11 @@ def test_the_line_separator_inside_a_string_does_not_cut_the_line(tmp_path: Path
         (GOOD | {"answer": " \t"}, "give it some text"),
         (GOOD | {"slice": ""}, "field 'slice' is ''"),
         (GOOD | {"question": "\ud800"}, "field 'question' holds half a surrogate pair"),
+        (GOOD | {"context": ""}, "field 'context' is '': give it some text"),
+        (GOOD | {"context": " \n"}, "field 'context' is ' \\n': give it some text"),
+        (GOOD | {"context": ["a"]}, "field 'context' is ['a']: make it a string"),
+        (GOOD | {"context": None}, "field 'context' is None"),
+        (GOOD | {"context": "\udc00"}, "field 'context' holds half a surrogate pair"),
         (GOOD | {"metadata": ["x"]}, "field 'metadata' is"),
         (GOOD | {"metadata": {"x": ["\udc00"]}}, "field 'metadata' holds half"),
         ('{"id": "a", "id": "b"}', "field 'id' stands twice"),
@@ -118,6 +142,7 @@ def test_a_file_that_is_missing_empty_or_not_utf8_is_an_error(tmp_path: Path) ->
         (Problem("b", "q", "1", "s", {"x": float("nan")}), "problem 'b' cannot be written"),
         (Problem("b", "q", "1", "s", {"x": {1, 2}}), "problem 'b' cannot be written"),
         (Problem("b", "q\ud800", "1", "s"), "half a surrogate pair"),
+        (Problem("b", "q", "1", "s", context=" "), "field 'context'"),
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, problem: Problem, words: str) -> None:

@@ -137,6 +137,10 @@ class TestPage:
 class TestFiles:
     def test_comparison_holds_base_trained_and_difference(self, report: dict[str, bytes]) -> None:
         flat = json.loads(report["comparison.json"])
+        headline = json.loads(report["headline.json"])
+        assert set(headline) == {"sampled", "sampled_lenient", "greedy"}
+        assert headline["greedy"]["difference"] == flat["greedy.accuracy.difference"]
+        assert headline["sampled_lenient"]["trained"] == flat["sampled.lenient_accuracy.trained"]
         assert all(isinstance(value, float) for value in flat.values())
         assert flat["sampled.accuracy.base"] == pytest.approx(6 / 80)
         assert flat["sampled.accuracy.trained"] == pytest.approx(58 / 80)
@@ -193,6 +197,7 @@ class TestFiles:
         assert names == {
             "report.md",
             "comparison.json",
+            "headline.json",
             "curves.csv",
             "held_out.png",
             "learning.png",

@@ -120,6 +120,7 @@ def _complete(problems: Sequence[Problem], settings: EvaluateSettings) -> list[t
         ("greedy", replace(settings.sampled, temperature=0.0), 1),
         ("sampled", settings.sampled, settings.samples_per_problem),
     ):
+        print(f"{settings.name}: {len(groups) * count} {mode} completions of {len(groups)} problems", flush=True)
         sampler = Sampler(policy.model, policy.tokenizer, policy.end_token_ids, sampling)
         members = sampler.sample(groups, [_key(group, settings.seed) for group in groups], count)
         completions += [(mode, rollout) for group in members for rollout in group]
@@ -168,6 +169,7 @@ def _relation(problem: Problem, problems: Sequence[Problem]) -> str:
 
 def _identity(settings: EvaluateSettings, problems: Sequence[Problem]) -> dict[str, Any]:
     """What the numbers depend on. No path and no time: two runs of one policy give the same bytes."""
+    sampling = settings.sampled.sampling_policy()
     return {
         "name": settings.name,
         "policy_sha256": policy_digest(settings.policy),
@@ -175,9 +177,8 @@ def _identity(settings: EvaluateSettings, problems: Sequence[Problem]) -> dict[s
         "problems": len(problems),
         "samples_per_problem": settings.samples_per_problem,
         "pass_at_k": list(settings.pass_at_k),
-        "temperature": settings.sampled.temperature,
-        "max_new_tokens": settings.sampled.max_new_tokens,
-        "max_rows": settings.sampled.max_rows,
+        **json.loads(sampling.settings),
+        "tools": json.loads(sampling.tools),
         "seed": settings.seed,
         "device": _device(),
         "scorer": settings.scorer,

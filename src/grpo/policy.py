@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub.constants import HF_HUB_OFFLINE
 from jsonargparse import ArgumentParser
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -109,8 +110,15 @@ class HubPolicy:
         return asdict(self)
 
     def load(self, template: PromptTemplate) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        model = AutoModelForCausalLM.from_pretrained(self.name, revision=self.revision, dtype=torch.float32)
-        return model, AutoTokenizer.from_pretrained(self.name, revision=self.revision)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(self.name, revision=self.revision, dtype=torch.float32)
+            return model, AutoTokenizer.from_pretrained(self.name, revision=self.revision)
+        except OSError as error:  # what transformers raises for all that it cannot fetch
+            offline = "HF_HUB_OFFLINE is set, as `make` sets it: HF_HUB_OFFLINE=0 make repro reaches the hub"
+            remedy = offline if HF_HUB_OFFLINE else "check the name, the revision, the network and the login"
+            raise ValueError(
+                f"source is {self.name} at {self.revision}, which could not be fetched: {remedy}"
+            ) from error
 
 
 @dataclass(frozen=True)

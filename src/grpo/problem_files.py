@@ -2,7 +2,7 @@
 
 >>> row = '{"id": "sums-1", "question": "2 + 2 =", "answer": "4", "slice": "sums"}'
 >>> parse_problem(row)
-Problem(id='sums-1', question='2 + 2 =', answer='4', slice='sums', metadata={})
+Problem(id='sums-1', question='2 + 2 =', answer='4', slice='sums', metadata={}, context='')
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ def _lines(path: Path) -> list[str]:
 
 
 def _line(path: Path, problem: Problem) -> str:
-    row = {name: getattr(problem, name) for name in TEXT_FIELDS}
+    row = {name: getattr(problem, name) for name in TEXT_FIELDS} | {"metadata": dict(problem.metadata)}
+    if problem.context:
+        row["context"] = problem.context
     try:
-        line = json.dumps(
-            {**row, "metadata": dict(problem.metadata)}, sort_keys=True, ensure_ascii=False, allow_nan=False
-        )
+        line = json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False)
         parse_problem(line)  # what cannot be read back is not written
     except (TypeError, ValueError) as error:
         raise ProblemFileError(f"{path}: problem {problem.id!r} cannot be written: {error}") from error
@@ -126,15 +126,15 @@ def _line(path: Path, problem: Problem) -> str:
 def _problem(row: Any) -> Problem:
     if not isinstance(row, dict):
         raise ProblemFileError(f"a {type(row).__name__}, not an object: write {{...}} with {', '.join(TEXT_FIELDS)}")
-    if unknown := sorted(set(row) - {*TEXT_FIELDS, "metadata"}):
+    if unknown := sorted(set(row) - {*TEXT_FIELDS, "metadata", "context"}):
         raise ProblemFileError(f"unknown field {unknown[0]!r}: remove it or put it into 'metadata'")
-    for name in TEXT_FIELDS:
+    for name in (*TEXT_FIELDS, *(["context"] if "context" in row else [])):
         _check_text(row, name)
     metadata = row.get("metadata", {})
     if not isinstance(metadata, dict):
         raise ProblemFileError(f"field 'metadata' is {metadata!r:.80}: make it an object or leave it out")
     _check_encodable("metadata", json.dumps(metadata, ensure_ascii=False))
-    return Problem(**{name: row[name] for name in TEXT_FIELDS}, metadata=metadata)
+    return Problem(**{name: row[name] for name in TEXT_FIELDS}, metadata=metadata, context=row.get("context", ""))
 
 
 def _check_text(row: dict[str, Any], name: str) -> None:

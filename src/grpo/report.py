@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jsonargparse
 
-from grpo.reporting.comparison import compare_evaluations, comparison_json
+from grpo.reporting.comparison import compare_evaluations, comparison_json, headline_json
 from grpo.reporting.group_statistics import group_statistics
 from grpo.reporting.inputs import ReportError, read_inputs
 from grpo.reporting.page import PageParts, headline, write_page
@@ -77,5 +77,6 @@ def make_report(settings: ReportSettings) -> dict[Path, bytes]:
         **{settings.output / "pictures" / name: data for name, data in pictures.items()},
         settings.output / "curves.csv": inputs.curves.csv(),
         settings.output / "comparison.json": comparison_json(overall, slices),
+        settings.output / "headline.json": headline_json(overall),
         settings.output / "report.md": page.encode(),
     }

@@ -107,10 +107,10 @@ def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem]) -> None
     for problem in problems:
         gold = scorer(problem, problem.answer)
         if gold.value != 1:
+            verdict = f"scores {gold.value:g}" if gold.value is not None else f"cannot be scored ({gold.reason})"
             raise ScorerError(
-                f"scorer {path} gives the gold answer {problem.answer!r} of problem {problem.id} "
-                f"{gold.value if gold.value is not None else gold.reason} instead of 1: "
-                "choose the scorer that fits these problems"
+                f"scorer {path} does not fit these problems: the gold answer {problem.answer!r} of {problem.id} "
+                f"{verdict} and must score 1; name another scorer in configs/evaluate.yaml"
             )
         if scorer(problem, None).value == 1:
             raise ScorerError(f"scorer {path} gives 1 where problem {problem.id} has no answer: choose another one")

@@ -12,7 +12,14 @@ import torch
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from grpo.run_identity import code_digest, code_revision, fingerprint, folder_digest, versions
-from grpo.training.checkpoints import RECORD, StreamingCheckpointIO, newest_checkpoint, publish, round_checkpoint
+from grpo.training.checkpoints import (
+    CHECKPOINTS,
+    RECORD,
+    RoundCheckpoint,
+    StreamingCheckpointIO,
+    newest_checkpoint,
+    publish,
+)
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.rollout_log import RolloutLog
@@ -38,12 +45,14 @@ class TrainCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--output", type=Path, default=Path("build/train"), help="the stage's output folder")
         parser.add_argument("--runs", type=Path, default=Path("runs"), help="resumable state, a folder a run")
-        parser.add_argument("--checkpoint_every_n_updates", type=int, default=4, help="updates between saves")
+        parser.add_argument("--checkpoint_every_n_updates", type=int, default=4, help="updates between saves, at least")
         parser.add_argument("--wandb", type=WandbSettings, default=WandbSettings())
         parser.set_defaults({"trainer.max_epochs": 1})
         parser.link_arguments("seed_everything", "model.seed")
         parser.link_arguments("seed_everything", "data.seed")
         parser.link_arguments("data.policy", "model.policy")
+        parser.link_arguments("model.round.group_unit", "data.group_unit")
+        parser.link_arguments("model.round.group_size", "data.group_size")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config
@@ -63,7 +72,7 @@ class TrainCLI(LightningCLI):
         self.run_folder = Path(config.runs) / self.run_id
         callbacks = [
             *(self.config_init.trainer.callbacks or []),
-            round_checkpoint(self.run_folder, config.checkpoint_every_n_updates),
+            RoundCheckpoint(self.run_folder / CHECKPOINTS, config.checkpoint_every_n_updates),
         ]
         loggers = run_loggers(self.run_folder, self.run_id, self.config_init.wandb)
         plugins = [*(self.config_init.trainer.plugins or []), StreamingCheckpointIO()]
@@ -102,6 +111,7 @@ def main(argv: list[str]) -> None:
         args=argv,
         save_config_callback=None,
         seed_everything_default=1,
+        auto_configure_optimizers=False,  # a second place for the optimiser, which would win over model.optimizer
         parser_kwargs={"prog": "grpo train", "description": __doc__},
     )
     run = cli.run_folder
@@ -111,7 +121,7 @@ def main(argv: list[str]) -> None:
     else:
         print(f"grpo train: going on from {checkpoint}")
     cli.model.rollout_log = RolloutLog(
-        run / RECORD, cli.run_id, cli.trainer.global_rank, cli.model.components, cli.model.sampling
+        run / RECORD, cli.run_id, cli.trainer.global_rank, cli.model.components, cli.model.round.group_unit
     )
     # Deterministic mode fills new tensors before they are written: a pass over memory that nothing reads.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -19,9 +19,15 @@ CONFIGS = REPOSITORY / "configs"
 TINY = ["--source.steps", "2", "--source.rows", "4"]
 ONE_ROUND = ["--data.rounds", "1", "--data.groups_per_round", "2", "--data.validation_problems", "2"]
 ONE_ROUND += ["--model.round.group_size", "2"]
-PROFILES = {
-    "one_cpu": [],
-    "one_gpu": ["--trainer.accelerator", "cpu"],
+DATA_CONFIG = (CONFIGS / "data.yaml").read_text(encoding="utf-8")
+ONE_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.precision=32-true"]
+# What each says about itself, in the record of the run.
+METHODS = {
+    "calculator": ("sampling.tools.available.calculator.class_path", "grpo.rollouts.tools.Calculator"),
+    "grpo_original": ("round.flat_groups", "keep"),
+    "dr_grpo": ("loss.reduction", "constant"),
+    "dapo": ("round.flat_groups", "resample"),
+    "gspo": ("loss.ratio", "sequence"),
 }
 TWO_PROCESSES = {
     "eight_gpu_zero2": [
@@ -58,10 +64,9 @@ def train_arguments(profile: str) -> list[str]:
 
 
 def test_each_config_stands_in_a_test() -> None:
-    examples = {"tiny_policy"}
+    examples = {"tiny_policy", "hub_policy", "folder_policy", *METHODS}
     stages = {"data", "prepare", "policy", "train", "rewards", "evaluate", "report"}
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == stages
-    assert {path.stem for path in (CONFIGS / "profiles").glob("*.yaml")} == {*PROFILES, *TWO_PROCESSES}
     assert {path.stem for path in (CONFIGS / "examples").glob("*.yaml")} == examples
 
 
@@ -70,16 +75,33 @@ def test_the_data_config_makes_the_versioned_problems(workplace: Path) -> None:
     versioned = REPOSITORY / "data" / "problems.jsonl"
     if not versioned.is_file():
         pytest.skip("data/ is not here: `make data` fetches it")
+    if not {json.loads(line)["slice"] for line in versioned.open()} & set(yaml.safe_load(DATA_CONFIG)["slices"]):
+        pytest.skip("data/ is not made by configs/data.yaml: it holds none of its slices")
     assert (workplace / "data" / "problems.jsonl").read_bytes() == versioned.read_bytes()
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", sorted(path.stem for path in (CONFIGS / "profiles").glob("*.yaml")))
 def test_a_profile_trains_for_a_round(profile: str, inside: Path) -> None:
-    train.main([*train_arguments(profile), *PROFILES[profile], "--output", f"build/{profile}"])
+    train.main([*train_arguments(profile), *ONE_CPU, "--output", f"build/{profile}"])
     rollouts = pq.read_table(inside / "build" / profile / "record" / "rollouts")
     assert rollouts.num_rows == 2 * 2
     config = yaml.safe_load((inside / "build" / profile / "policy" / "resolved_config.yaml").read_text())
     assert config["model"]["loss"]["kl_beta"] == 0.04
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_trains_for_a_round(method: str, inside: Path) -> None:
+    extra = ["--config", f"configs/examples/{method}.yaml", "--output", f"build/{method}"]
+    train.main([*train_arguments("one_cpu"), *extra])
+    record = inside / "build" / method / "record"
+    rollouts = {row["rollout_id"] for row in pq.read_table(record / "rollouts").to_pylist()}
+    assert rollouts == {row["rollout_id"] for row in pq.read_table(record / "updates").to_pylist()}
+    config = yaml.safe_load((inside / "build" / method / "policy" / "resolved_config.yaml").read_text())
+    path, value = METHODS[method]
+    found = config["model"]
+    for part in path.split("."):
+        found = found[part]
+    assert found == value
 
 
 @pytest.mark.distributed

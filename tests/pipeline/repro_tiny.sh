@@ -45,7 +45,7 @@ grep --only-matching --perl-regexp '^dvc (status|params|metrics|plots|exp show)[
   echo "+ $command"
   $command > output.txt 2>&1 || { cat output.txt; fail "the README's command failed: $command"; }
 done
-grep --quiet comparison.json <<< "$(dvc metrics diff)" || fail "dvc metrics diff does not show what the run changed"
+grep --quiet headline.json <<< "$(dvc metrics diff)" || fail "dvc metrics diff does not show what the run changed"
 grep --quiet data.rounds <<< "$(dvc params diff)" || fail "dvc params diff does not show what the run changed"
 rm -rf output.txt dvc_plots
 

@@ -82,4 +82,7 @@ def test_the_result_is_the_reports(row: str, metric: str) -> None:
     )
     expected = f"| {base:.1f}% | {trained:.1f}% | {gain:+.1f} points [{low:+.1f}, {high:+.1f}] |"
     line = next(line for line in README.splitlines() if line.startswith(f"| {row}"))
-    assert line.endswith(expected)
+    assert line.endswith(expected), (
+        "the README's result table does not tell what report/comparison.json holds: where you committed a report of "
+        f"your own, write its numbers there too ({expected})"
+    )

@@ -1,17 +1,16 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, Score
+from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, Score, ToolCall
 from grpo.rewards import Reward, RewardComponent, judge
+from grpo.rollouts.reward_transform import RewardTransform, reward_of
 from grpo.rollouts.score_rollouts import (
     RewardFailure,
     refuse_failures,
     score_rollouts,
-    transformed_reward,
     validate_components,
 )
 
@@ -80,11 +79,54 @@ def test_the_sum_is_the_same_in_any_order_of_the_components() -> None:
     assert rewards_of(components, "1") == rewards_of(backwards, "1") == [0.1 + 0.2 + 0.3 - 1.1102230246251565e-16]
 
 
-@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=6))
-def test_the_sum_is_the_correctly_rounded_one(pairs: list[tuple[float, float]]) -> None:
-    scores = {str(index): Score(value) for index, (value, _) in enumerate(pairs)}
-    components = {str(index): RewardComponent(number, weight) for index, (_, weight) in enumerate(pairs)}
-    assert transformed_reward(scores, components) == math.fsum(value * weight for value, weight in pairs)
+def test_the_default_transform_records_the_sum_alone() -> None:
+    components = {"b": RewardComponent(part(0), 3.0), "a": RewardComponent(part(1), -1.0)}
+    [row] = score_rollouts(rollouts("1 1"), components)
+    assert row.steps == {"weighted_sum": 2.0}
+
+
+def test_the_transform_sees_drawn_tokens_and_invalid_calls_of_each_rollout() -> None:
+    [plain, other] = rollouts("1", "1")
+    # ten tokens, of which a tool inserted four; one of its two calls was valid
+    calls = (ToolCall("sum", "1+1", "2"), ToolCall("sum", "1+", "not a sum", valid=False))
+    other = replace(
+        other,
+        tokens=tuple(range(10)),
+        logprobs=(-0.1,) * 10,
+        drawn=(True,) * 3 + (False,) * 4 + (True,) * 3,
+        tool_calls=calls,
+    )
+    transform = RewardTransform(length_penalty=0.5, max_length=8, length_zone=4, invalid_tool_penalty=0.25)
+    first, second = score_rollouts([plain, other], {"number": RewardComponent(number)}, transform=transform)
+    assert (first.reward, list(first.steps.items())) == (
+        1.0,
+        [("weighted_sum", 1.0), ("length_penalty", 0.0), ("tool_penalty", 0.0)],
+    )
+    assert second.steps == {"weighted_sum": 1.0, "length_penalty": -0.25, "tool_penalty": -0.25}
+    assert second.reward == reward_of(second.steps) == 0.5
+
+
+@pytest.mark.parametrize("text", ["oops", "na"])
+def test_an_unscored_rollout_stays_so_under_any_transform(text: str) -> None:
+    transform = RewardTransform(
+        clip=(0.5, 1.0),
+        length_penalty=1.0,
+        max_length=1,
+        length_zone=1,
+        format_penalty=1.0,
+        format_component="number",
+        invalid_tool_penalty=1.0,
+    )
+    components = {"number": RewardComponent(number)}
+    [row] = score_rollouts(rollouts(text), components, transform=transform, max_failure_share=1.0)
+    assert (row.reward, row.steps, row.scored) == (None, {}, False)
+
+
+def test_a_transform_that_does_not_fit_the_components_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"reward_transform.format_component is 'form'.*choose from number"):
+        score_rollouts(
+            rollouts("1"), {"number": RewardComponent(number)}, transform=RewardTransform(format_component="form")
+        )
 
 
 @pytest.mark.parametrize(
@@ -161,6 +203,8 @@ def test_a_sum_past_the_float_range_is_an_error(weights: tuple[float, float]) ->
     ("components", "words"),
     [
         ({}, "rewards is empty"),
+        ({"mean": RewardComponent(number)}, "named 'mean': a metric is called reward/mean"),
+        ({"a/b": RewardComponent(number)}, "named 'a/b': .* without a slash"),
         ({" ": RewardComponent(number)}, "named ' '"),
         ({"a": RewardComponent(number, math.nan)}, "rewards.a.weight is nan"),
         ({"a": RewardComponent(number, -math.inf)}, "rewards.a.weight is -inf"),

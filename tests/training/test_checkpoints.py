@@ -87,9 +87,9 @@ def test_a_finished_run_leaves_its_results_and_no_resumable_state(straight: Path
 @pytest.mark.parametrize(
     ("round_index", "method"),
     [
-        (1, "_write_updates"),  # before the first state was kept
+        (1, "_count"),  # before the first state was kept
         (3, "_update"),  # past a state, in the middle of a round
-        (4, "_report"),  # the round's record written, its metrics not
+        (4, "_log_round"),  # the round's record written, its metrics not
         (2, "validation_step"),
     ],
 )

@@ -7,6 +7,8 @@ import pytest
 from fixtures_policy import policy_folder, problem_folder, problems
 
 from grpo.problem_files import write_problems
+from grpo.records import Problem
+from grpo.rollouts.prompts import PromptTemplate
 from grpo.training.prompt_group_datamodule import (
     PromptGroupDataModule,
     ResumableRoundLoader,
@@ -115,3 +117,91 @@ def test_sizes_below_one_are_refused(folders: dict[str, Path], name: str) -> Non
 def test_fewer_than_no_validation_problems_are_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match=r"data\.validation_problems is -1"):
         PromptGroupDataModule(**folders, rounds=1, groups_per_round=1, validation_problems=-1)
+
+
+# Variants of a prompt
+
+ASKED, TOLD = PromptTemplate("asked", "Q: {question}"), PromptTemplate("told", "Work out {question}")
+
+
+def over_variants(
+    folders: dict[str, Path], rank: int = 0, processes: int = 1, **settings: Any
+) -> PromptGroupDataModule:
+    options = {"prompt_variants": [ASKED, TOLD], "group_unit": "problem_over_variants", "group_size": 6} | settings
+    return datamodule(folders, rank, processes, **options)
+
+
+def prompts(round_: RoundOfGroups) -> list[tuple[str, str]]:
+    return [(group.problem.id, group.template_id) for group in round_.groups]
+
+
+def test_the_variants_of_a_problem_stand_side_by_side_in_their_own_order(folders: dict[str, Path]) -> None:
+    plain, varied = datamodule(folders), over_variants(folders)
+    for one, many in zip(plain.train_rounds, varied.train_rounds, strict=True):
+        assert many.variants == 3
+        assert one.variants == 1
+        # the same problems in the same order as without variants
+        expected = [(g.problem.id, name) for g in one.groups for name in ("bare", "asked", "told")]
+        assert prompts(many) == expected
+        for place, group in enumerate(one.groups):
+            bare, asked, told = many.of_group(place)
+            assert bare == group
+            assert asked.prompt_text == f"Q: {group.prompt_text}"
+            assert told.prompt_text == f"Work out {group.prompt_text}"
+            assert {prompt.occurrence for prompt in (bare, asked, told)} == {group.occurrence}
+
+
+def test_processes_share_groups_over_variants_whole(folders: dict[str, Path]) -> None:
+    whole = over_variants(folders, groups_per_round=4).train_rounds
+    parts = [over_variants(folders, rank, 2, groups_per_round=4).train_rounds for rank in range(2)]
+    for i, round_ in enumerate(whole):
+        for rank, part in enumerate(parts):
+            assert part[i].variants == 3
+            assert len(part[i].groups) == 2 * 3
+            mine = [round_.of_group(rank), round_.of_group(rank + 2)]
+            assert [part[i].of_group(0), part[i].of_group(1)] == mine
+            for group in mine:
+                assert len({(prompt.problem.id, prompt.occurrence) for prompt in group}) == 1
+
+
+def test_a_validation_asks_with_the_policys_own_template_alone(folders: dict[str, Path]) -> None:
+    for rank in range(2):
+        [round_] = over_variants(folders, rank, 2).val_dataloader()
+        assert round_.variants == 1
+        assert {group.template_id for group in round_.groups} == {"bare"}
+    assert len(over_variants(folders).validation_groups) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_unit": "problem"}, r"data\.prompt_variants is given, but model\.round\.group_unit is problem"),
+        ({"prompt_variants": ()}, r"group_unit is problem_over_variants, but data\.prompt_variants is empty"),
+        ({"group_size": 8}, r"group_size is 8, which the 3 variants .* evenly: make it a multiple of 3"),
+        ({"prompt_variants": [ASKED, ASKED], "group_size": 6}, r"have the ids \['bare', 'asked', 'asked'\]"),
+        ({"max_prompt_tokens": 12}, r"prompts are longer than data\.max_prompt_tokens = 12"),
+    ],
+)
+def test_variants_that_cannot_work_are_refused_by_name(
+    folders: dict[str, Path], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        over_variants(folders, **settings)
+
+
+def test_a_template_that_takes_a_context_gets_each_problems_own(folders: dict[str, Path]) -> None:
+    with_context = [Problem(f"p{i}", f"{i} + 1 =", "1", "sums", context=f"hint {i}") for i in range(5)]
+    write_problems(folders["problems"] / "train.jsonl", with_context)
+    hinted = PromptTemplate("hinted", "{context}: {question}")
+    data = over_variants(folders, prompt_variants=[hinted], group_size=4)
+    for round_ in data.train_rounds:
+        for place in range(2):
+            bare, told = round_.of_group(place)
+            number = bare.problem.id[1:]
+            assert bare.prompt_text == f"{number} + 1 ="
+            assert told.prompt_text == f"hint {number}: {number} + 1 ="
+
+
+def test_a_problem_without_a_context_is_found_before_anything_is_trained(folders: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=r"problem p\d\d has no context, and template 'hinted' has a place for one"):
+        over_variants(folders, prompt_variants=[PromptTemplate("hinted", "{context} {question}")], group_size=4)

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
-from fixtures_policy import fit, policy_folder, problem_folder, share_of_lower_case
-from torch import Tensor
+from fixtures_policy import share_of_lower_case
+from fixtures_rounds import LOWER_CASE, Run, gradient, watch
 
 from grpo.maths import grpo_loss as maths
 from grpo.records import Problem, RolloutKey, Score
@@ -17,51 +16,8 @@ from grpo.rollouts.policies import load_policy
 from grpo.rollouts.sampling import Sampler, SamplingSettings
 from grpo.training import grpo_module
 from grpo.training.grpo_module import GRPOModule
-from grpo.training.prompt_group_datamodule import PromptGroupDataModule
-from grpo.training.rollout_log import RolloutLog
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings
 from grpo.training.strategies import NonFiniteGradient
-
-LOWER_CASE = {"lower_case": RewardComponent(share_of_lower_case)}
-
-
-class Run:
-    """One small training run and what it left."""
-
-    def __init__(self, folder: Path, rewards: dict[str, RewardComponent] = LOWER_CASE, **settings: Any) -> None:
-        folder.mkdir(exist_ok=True)
-        policy = folder / "policy"
-        if not policy.exists():
-            policy_folder(policy)
-            problem_folder(folder / "problems")
-        rounds = settings.pop("rounds", 2)
-        groups = settings.pop("groups", 3)
-        self.module = GRPOModule(
-            policy,
-            rewards,
-            settings.pop("sampling", SamplingSettings(max_new_tokens=6)),
-            round=settings.pop("round", RoundSettings(group_size=4)),
-            optimizer=settings.pop("optimizer", OptimizerSettings(learning_rate=1e-3)),
-            **settings,
-        )
-        self.module.rollout_log = RolloutLog(folder / "record", "run", 0, rewards, self.module.sampling)
-        self.data = PromptGroupDataModule(policy, folder / "problems", rounds, groups, validation_problems=2)
-        self.folder = folder
-
-    def go(self) -> "Run":
-        self.trainer = fit(self.module, self.data, self.folder)
-        return self
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        return list(self.trainer.logger.rows.values())  # type: ignore[union-attr]
-
-    def table(self, name: str) -> list[dict[str, Any]]:
-        files = sorted((self.folder / "record" / name).glob("*.parquet"))
-        return [row for file in files for row in pq.read_table(file).to_pylist(maps_as_pydicts="strict")]
-
-    def weights(self) -> Tensor:
-        return torch.cat([p.detach().flatten() for p in self.module.policy.parameters()])
 
 
 def flat(_: Problem, completion: str) -> Score:
@@ -105,28 +61,6 @@ def test_the_reference_stays_what_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(kept[name], value) for name, value in original.items())
     moved = run.module.policy.state_dict()
     assert not all(torch.equal(moved[name], value) for name, value in original.items())
-
-
-def gradient(run: Run) -> Tensor:
-    """The gradient of the first update, before clipping."""
-    seen: list[Tensor] = []
-
-    def look(module: GRPOModule, _max_norm: float) -> float:
-        seen.append(
-            torch.cat(
-                [
-                    torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
-                    for p in module.policy.parameters()
-                ]
-            )
-        )
-        module.policy.zero_grad()
-        return 0.0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo_module, "step_optimizer", look)
-        run.go()
-    return seen[0]
 
 
 @pytest.mark.parametrize("reduction", ["response_mean", "token_mean", "group_mean", "constant"])
@@ -244,24 +178,25 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(
     assert torch.equal(run.weights(), Run(tmp_path, rounds=2).go().weights())
 
 
+@pytest.mark.parametrize("old_logprobs", ["recomputed", "recorded"])
 def test_a_second_update_is_held_against_the_policy_that_sampled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_logprobs: Any
 ) -> None:
-    seen: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def watched(policy: Tensor, old: Tensor, *args: Any, **kwargs: Any) -> maths.LossOutput:
-        seen.append((policy.detach(), old, args[1]))
-        return maths.grpo_loss(policy, old, *args, **kwargs)
-
-    monkeypatch.setattr(grpo_module, "grpo_loss", watched)
-    run = Run(tmp_path, round=RoundSettings(group_size=4, updates=2), rounds=1).go()
+    calls = watch(monkeypatch, grpo_module, "grpo_loss")
+    loss = LossSettings(old_logprobs=old_logprobs)
+    run = Run(tmp_path, round=RoundSettings(group_size=4, epochs=2), rounds=1, loss=loss).go()
     assert run.trainer.global_step == 2
-    (first, old, mask), (second, old_again, _) = seen
-    assert torch.equal(old, old_again)
-    recorded = {row["rollout_id"]: row["old_logprobs"] for row in run.table("rollouts")}
-    assert sorted(old[mask].tolist()) == sorted(v for row in recorded.values() for v in row)
-    torch.testing.assert_close(first[mask], old[mask], atol=1e-4, rtol=0)
-    assert (second[mask] - old[mask]).abs().max() > 1e-3
+    first, second = calls
+    mask, old = first["mask"], first["old_logprobs"]
+    assert torch.equal(second["old_logprobs"], old)
+    recorded = sorted(value for row in run.table("rollouts") for value in row["old_logprobs"])
+    if old_logprobs == "recorded":
+        assert sorted(old[mask].tolist()) == recorded
+        torch.testing.assert_close(first["policy_logprobs"][mask], old[mask], atol=1e-4, rtol=0)
+    else:
+        assert sorted(old[mask].tolist()) == pytest.approx(recorded, abs=1e-4)
+        assert torch.equal(first["policy_logprobs"][mask], old[mask])
+    assert (second["policy_logprobs"][mask] - old[mask]).abs().max() > 1e-3
 
 
 def test_the_loss_counts_every_drawn_token_and_no_padding(tmp_path: Path) -> None:
@@ -326,7 +261,7 @@ def test_two_fits_from_one_seed_are_one_and_from_two_seeds_are_two(tmp_path: Pat
     ("make", "message"),
     [
         (lambda: RoundSettings(group_size=1), r"round\.group_size is 1: .* at least 2"),
-        (lambda: RoundSettings(updates=0), r"round\.updates is 0"),
+        (lambda: RoundSettings(epochs=0), r"round\.epochs is 0"),
         (lambda: RoundSettings(max_failure_share=1.5), r"round\.max_failure_share is 1\.5"),
         (lambda: RoundSettings(validation_samples=0), r"round\.validation_samples is 0"),
         (lambda: AdvantageSettings(std_correction=2), r"advantages\.std_correction is 2"),

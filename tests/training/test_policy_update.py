@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ from torch import Tensor
 
 from grpo.maths.grpo_loss import Reduction
 from grpo.records import ScoredRollout
+from grpo.rollouts.flat_groups import DrawnGroup, GroupVerdict, Verdict
 from grpo.training import policy_update
-from grpo.training.policy_update import MicroBatch, plan_update
-from grpo.training.settings import LossSettings
+from grpo.training.policy_update import MicroBatch, UpdateRow, plan_update, split_minibatches, update_rows
+from grpo.training.settings import LossSettings, RoundSettings
 
 REDUCTIONS: list[Reduction] = ["response_mean", "token_mean", "group_mean", "constant"]
 
@@ -30,8 +32,14 @@ def advantages(count: int) -> Tensor:
     return torch.arange(2.0 * count).reshape(count, 2)
 
 
+def rows_of(chosen: list[list[ScoredRollout]], loss: LossSettings) -> list[UpdateRow]:
+    drawn = [DrawnGroup(tuple(group), GroupVerdict("kept")) for group in chosen]
+    return update_rows(drawn, advantages(len(chosen)), loss)
+
+
 def plan(chosen: list[list[ScoredRollout]], reduction: Reduction, rows: int) -> list[MicroBatch]:
-    return plan_update(chosen, advantages(len(chosen)), groups()[0], settings(reduction), rows)
+    loss = settings(reduction)
+    return plan_update(rows_of(chosen, loss), groups()[0], loss, rows)
 
 
 def weights_by_rollout(micros: list[MicroBatch]) -> dict[str, list[float]]:
@@ -108,3 +116,88 @@ def test_processes_together_make_the_update_of_one(reduction: Reduction, monkeyp
 
 def test_no_group_makes_no_update() -> None:
     assert plan([], "response_mean", 4) == []
+
+
+def test_only_groups_that_are_let_in_have_rows() -> None:
+    verdicts: list[Verdict] = ["kept_flat", "resampled", "kept"]
+    drawn = [DrawnGroup(tuple(g), GroupVerdict(v)) for g, v in zip(groups(), verdicts, strict=True)]
+    rows = update_rows(drawn, advantages(3), LossSettings(kl_on_flat_groups=False))
+    assert [(row.group, row.advantage, row.feels_kl) for row in rows] == [
+        (0, 0.0, False),
+        (0, 1.0, False),
+        (2, 4.0, True),
+        (2, 5.0, True),
+    ]
+    assert all(row.feels_kl for row in update_rows(drawn, advantages(3), LossSettings()))
+
+
+def test_flat_groups_kept_out_of_the_kl_term_stay_in_the_denominators() -> None:
+    drawn = [DrawnGroup(tuple(groups()[0]), GroupVerdict("kept_flat"))]
+    loss = LossSettings(kl_on_flat_groups=False)
+    [micro] = plan_update(update_rows(drawn, advantages(1), loss), groups()[0], loss, 100)
+    assert not micro.kl_counted.any()
+    assert micro.counted.sum() == 7
+    assert micro.weights.sum() == pytest.approx(1.0)
+
+
+def test_a_truncated_row_that_is_masked_leaves_loss_and_denominators() -> None:
+    first, second = groups()[0]
+    second = replace(second, rollout=replace(second.rollout, finish_reason="length"))
+    for masked, expected in ((True, [1.0, 0.0]), (False, [0.5, 0.5])):
+        loss = LossSettings(mask_truncated=masked)
+        [micro] = plan_update(rows_of([[first, second]], loss), groups()[0], loss, 100)
+        assert micro.weights.sum(1).tolist() == pytest.approx(expected)
+        assert micro.counted.sum(1).tolist() == [2, 0 if masked else 5]
+        assert micro.advantages.tolist() == [0.0, 1.0]
+
+
+def test_what_a_tool_inserted_is_in_no_loss() -> None:
+    first, second = groups()[0]
+    second = replace(second, rollout=replace(second.rollout, drawn=(True, False, False, True, True)))
+    [micro] = plan_update(rows_of([[first, second]], LossSettings()), groups()[0], LossSettings(), 100)
+    assert micro.counted.tolist() == [[True, True, False, False, False], [True, False, False, True, True]]
+    assert micro.batch.mask.sum(1).tolist() == [2, 5]
+    assert micro.weights.sum(1).tolist() == pytest.approx([0.5, 0.5])
+
+
+def many_rows() -> list[UpdateRow]:
+    chosen = [scored_group([1.0, 0.0, 0.0], name=f"p{i}") for i in range(7)]
+    drawn = [DrawnGroup(tuple(group), GroupVerdict("kept")) for group in chosen]
+    return update_rows(drawn, torch.arange(21.0).reshape(7, 3), LossSettings())
+
+
+@pytest.mark.parametrize("split", ["groups", "rows"])
+def test_minibatches_share_the_rows_out_and_redefine_no_group(split: Any) -> None:
+    rows = many_rows()
+    parts = split_minibatches(rows, RoundSettings(minibatches=3, minibatch_split=split), "1/0/0")
+    assert len(parts) == 3
+    together = sorted((row for part in parts for row in part), key=lambda row: row.advantage)
+    assert together == rows  # each once, with the advantage and the group it had
+    of_group = [{part for part, chosen in enumerate(parts) for row in chosen if row.group == g} for g in range(7)]
+    assert all(len(found) == 1 for found in of_group) is (split == "groups")
+    for part in parts:
+        assert part == sorted(part, key=lambda row: row.advantage)
+
+
+def test_every_pass_has_an_order_of_its_own_that_its_key_fixes() -> None:
+    rows = many_rows()
+    settings = RoundSettings(minibatches=3)
+    first, again, other = (split_minibatches(rows, settings, key) for key in ("1/0/0", "1/0/0", "1/0/1"))
+    assert first == again != other
+    [whole] = split_minibatches(rows, RoundSettings(), "1/0/0")
+    assert whole == rows
+
+
+def test_more_minibatches_than_groups_leave_some_empty() -> None:
+    parts = split_minibatches(many_rows(), RoundSettings(minibatches=9), "1/0/0")
+    assert sorted(map(len, parts)) == [0, 0, 3, 3, 3, 3, 3, 3, 3]
+
+
+def test_values_by_rollout_come_back_in_any_other_batch() -> None:
+    rows = rows_of(groups(), LossSettings())
+    values: dict[str, tuple[float, ...]] = {}
+    for micro in plan_update(rows, groups()[0], LossSettings(), 2):
+        values |= micro.rows(torch.rand(micro.batch.mask.shape))
+    [whole] = plan_update(rows, groups()[0], LossSettings(), 100)
+    assert whole.rows(whole.tensor(values)) == values
+    assert whole.tensor({}).abs().sum() == 0

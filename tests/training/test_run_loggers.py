@@ -3,7 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.training.run_loggers import RoundCSVLogger, WandbSettings, run_loggers
+from grpo.training.run_loggers import RoundCSVLogger, RoundLineLogger, WandbSettings, run_loggers
+
+
+LOCAL = [RoundCSVLogger, RoundLineLogger]  # pytest's output is no terminal
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -44,14 +47,19 @@ def test_metrics_without_a_round_are_refused(tmp_path: Path) -> None:
 
 def test_the_table_is_written_whatever_becomes_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert [type(logger) for logger in run_loggers(tmp_path, "id", WandbSettings("online"))] == [RoundCSVLogger]
+    assert [type(logger) for logger in run_loggers(tmp_path, "id", WandbSettings("online"))] == LOCAL
     monkeypatch.delenv("WANDB_MODE")
-    assert [type(logger) for logger in run_loggers(tmp_path, "id", WandbSettings("disabled"))] == [RoundCSVLogger]
+    assert [type(logger) for logger in run_loggers(tmp_path, "id", WandbSettings("disabled"))] == LOCAL
 
 
 def test_each_run_gets_a_wandb_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     for name in ("one", "two"):
-        _, wandb = run_loggers(tmp_path / name, name, WandbSettings("offline", project="p", group="g"))
+        *_, wandb = run_loggers(tmp_path / name, name, WandbSettings("offline", project="p", group="g"))
         assert wandb.version == name
         assert wandb.save_dir == str(tmp_path / name)
+
+
+def test_a_log_file_gets_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+    RoundLineLogger().log_metrics({"reward/mean": 0.48125, "groups/mixed": 0.5, "seconds/round": 12.21, "x": 1}, 3)
+    assert capsys.readouterr().out == "round 3: reward 0.481, mixed 0.5, seconds 12.2\n"

@@ -111,3 +111,14 @@ def comparison_json(overall: SliceComparison, slices: list[SliceComparison]) -> 
             parts = one.metrics[mode]["accuracy"].flat()
             flat |= {f"by_slice.{one.name}.{mode}.accuracy.{part}": value for part, value in parts.items()}
     return (json.dumps(flat, indent=2, sort_keys=True) + "\n").encode()
+
+
+def headline_json(overall: SliceComparison) -> bytes:
+    """The few numbers that an experiment is told by: accuracy on held-out problems of the slices trained on."""
+    chosen = {
+        "sampled": overall.metrics["sampled"]["accuracy"],
+        "sampled_lenient": overall.metrics["sampled"]["lenient_accuracy"],
+        "greedy": overall.metrics["greedy"]["accuracy"],
+    }
+    numbers = {name: compared.flat() for name, compared in chosen.items()}
+    return (json.dumps(numbers, indent=2, sort_keys=True) + "\n").encode()

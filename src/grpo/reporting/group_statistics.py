@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from grpo.reporting.inputs import drawn_tokens
+
 Row = Mapping[str, Any]
 
 
@@ -60,7 +62,7 @@ def _statistics(name: str, rows: Sequence[Row], updates: Mapping[str, Row], whol
         mixed=fmean(_is_mixed(group) for group in groups.values()),
         duplicates=1 - distinct_tokens / len(rows),
         distinct=fmean(len({row["completion_text"] for row in group}) for group in groups.values()),
-        length=fmean(len(row["completion_tokens"]) for row in rows),
+        length=fmean(map(drawn_tokens, rows)),
         truncated=fmean(row["finish_reason"] == "length" for row in rows),
         advantage_share=_absolute_advantage(rows, updates) / whole if whole else 0.0,
     )

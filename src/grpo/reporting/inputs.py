@@ -31,6 +31,7 @@ ROLLOUT_COLUMNS = [
     "draw",
     "completion_text",
     "completion_tokens",
+    "completion_drawn",
     "finish_reason",
     "reward_raw",
     "reward",
@@ -105,6 +106,12 @@ def read_inputs(train: Path, evaluation_numbers: Path, completions: Path, base: 
         config=_mapping(config, yaml.safe_load(config.read_text(encoding="utf-8"))),
         run=_mapping(run, json.loads(run.read_text(encoding="utf-8"))),
     )
+
+
+def drawn_tokens(row: Mapping[str, Any]) -> int:
+    """Tokens of a rollout, without those that a tool inserted."""
+    drawn = row["completion_drawn"]
+    return len(row["completion_tokens"]) if drawn is None else sum(drawn)
 
 
 def _read_evaluation(name: str, numbers: Path, completions: Path) -> Evaluated:

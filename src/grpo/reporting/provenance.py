@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.reporting.inputs import ReportError, ReportInputs
+from grpo.reporting.inputs import ReportError, ReportInputs, drawn_tokens
 from grpo.reporting.markdown import code, table
 
 VERDICTS = {
     "kept": "prompt groups in the update",
     "kept_flat": "prompt groups in the update though flat (equal rewards, advantage 0)",
+    "resampled": "draws of prompt groups set aside as flat, and drawn again",
+    "failed_flat": "prompt groups that stayed flat and ended the run",
     "skipped_flat": "prompt groups skipped as flat (equal rewards)",
     "unscored": "prompt groups left out for lack of scores",
 }
@@ -72,7 +74,7 @@ def refuse_unreconciled(inputs: ReportInputs) -> None:
         "rounds": len({row["round"] for row in inputs.rollouts}),
         "groups": len(groups),
         "rollouts": len(inputs.rollouts),
-        "tokens_sampled": sum(len(row["completion_tokens"]) for row in inputs.rollouts),
+        "tokens_sampled": sum(map(drawn_tokens, inputs.rollouts)),
         "tokens_in_loss": sum(update.get("loss_tokens") or 0 for update in inputs.updates.values()),
     }
     ledger = inputs.run.get("ledger", {})
@@ -96,7 +98,7 @@ def record_counts(inputs: ReportInputs) -> list[tuple[str, int]]:
         ("prompt groups sampled", len(groups)),
         *((VERDICTS.get(verdict, f"prompt groups: {verdict}"), verdicts[verdict]) for verdict in sorted(verdicts)),
         ("training rollouts", len(inputs.rollouts)),
-        ("tokens sampled in training", sum(len(row["completion_tokens"]) for row in inputs.rollouts)),
+        ("tokens sampled in training", sum(map(drawn_tokens, inputs.rollouts))),
         ("tokens in the loss", sum(update.get("loss_tokens") or 0 for update in inputs.updates.values())),
         ("held-out completions", len(inputs.base.answers) + len(inputs.trained.answers)),
     ]

@@ -14,16 +14,36 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import Protocol, runtime_checkable
 
 from grpo.records import Problem, Score
 
 Reward = Callable[[Problem, str], Score]
 
+
+@runtime_checkable
+class BatchReward(Protocol):
+    """A reward that judges many completions at once, in this process, and bounds its own time.
+
+    A model, a sandbox or a server is one: it has its own way of doing many things side by side.
+    """
+
+    def __call__(self, problem: Problem, completion: str) -> Score: ...
+
+    def score_batch(self, items: Sequence[tuple[Problem, str]]) -> list[Score]:
+        """A score for each problem and completion, in their order."""
+
+
 # A reason is written into every row of the record, so an exception that quotes its input is cut.
 LONGEST_REASON = 300
+
+# Metrics stand beside the components' under ``reward/``: a component of such a name would be read as one of them.
+METRICS_OF_REWARD = frozenset(
+    {"acceptance", "mean", "std_batch", "std_between_groups", "std_within_groups", "steps", "unscored"}
+)
 
 
 @dataclass(frozen=True)
@@ -34,21 +54,35 @@ class RewardComponent:
     """Dotted path of a function, or class_path and init_args of a callable class."""
     weight: float = 1.0
     """Factor in the sum. 0 records the component without rewarding it; below 0 it is a penalty."""
+    limit_seconds: float | None = 10.0
+    """Wall-clock limit of one completion, which runs in a worker process; null: in this process, without a limit.
+    A check with a ``score_batch`` bounds its own time."""
 
 
 def validate_components(components: Mapping[str, RewardComponent]) -> None:
     """Refuse a set of components that could not teach anything.
 
     Raises:
-        ValueError: no component, a blank name, a weight that is not finite, or no weight but 0.
+        ValueError: no component, a blank name or one that the metrics use, a weight that is not finite, or
+            no weight but 0.
     """
     if not components:
         raise ValueError("rewards is empty: name at least one component, for example exact_answer")
     for name, component in components.items():
         if not name.strip():
             raise ValueError(f"rewards has a component named {name!r}: give it a name")
+        if "/" in name or name in METRICS_OF_REWARD:
+            raise ValueError(
+                f"rewards has a component named {name!r}: a metric is called reward/{name} already or could be "
+                "mistaken for another, so choose another name, without a slash"
+            )
         if not math.isfinite(component.weight):
             raise ValueError(f"rewards.{name}.weight is {component.weight}: give a finite number")
+        limit = component.limit_seconds
+        if limit is not None and not 0 < limit < math.inf:
+            raise ValueError(
+                f"rewards.{name}.limit_seconds is {limit}: give seconds above 0, or null to run it without a limit"
+            )
     if all(component.weight == 0 for component in components.values()):
         raise ValueError(f"rewards: every weight is 0 ({', '.join(components)}): give at least one another weight")
 
@@ -56,14 +90,34 @@ def validate_components(components: Mapping[str, RewardComponent]) -> None:
 def judge(check: Reward, problem: Problem, completion: str) -> Score:
     """``check``'s score of one completion; whatever goes wrong inside makes that score unscorable.
 
-    Everything that scores goes through here, so that a reward judges alike wherever it is used.
+    Everything that scores goes through here or through :func:`judge_batch`, so that a reward judges alike
+    wherever it is used.
     """
+    return _guarded(lambda: [check(problem, completion)], 1)[0]
+
+
+def judge_batch(check: BatchReward, items: Sequence[tuple[Problem, str]]) -> list[Score]:
+    """The scores of many completions; where the whole batch fails, each is unscorable with the reason."""
+    return _guarded(lambda: check.score_batch(items), len(items))
+
+
+def _guarded(score: Callable[[], Sequence[object]], count: int) -> list[Score]:
     try:
-        return _sound(check(problem, completion))
+        scores = score()
+        if len(scores) != count:
+            raise ValueError(f"the reward returned {len(scores)} scores for {count} completions")
     # The one declared catch-all: a reward is the fork's own code, and a bug that only some odd completion
     # reaches must neither end a long run nor become a 0 that is learnt from. It is recorded with the row,
     # and score_rollouts stops the run when more than a few rows fail.
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return [Score.unscorable(_reason(error))] * count
+    return [_sound_or_unscorable(one) for one in scores]
+
+
+def _sound_or_unscorable(score: object) -> Score:
+    try:
+        return _sound(score)
+    except (TypeError, ValueError) as error:
         return Score.unscorable(_reason(error))
 
 
@@ -80,7 +134,7 @@ def _sound(score: object) -> Score:
     return replace(score, value=float(value))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
     return f"{type(error).__name__}: {str(error)[:LONGEST_REASON]} ({place})"

@@ -79,6 +79,9 @@ def save_policy(folder: Path, policy: LoadedPolicy, provenance: Mapping[str, Any
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     policy.model.save_pretrained(aside)
+    # How it was fetched would stand in its file, and an offline machine would make another policy than one online.
+    for name in ("is_local", "local_files_only"):
+        policy.tokenizer.init_kwargs.pop(name, None)
     policy.tokenizer.save_pretrained(aside)
     policy.template.save(aside)
     text = json.dumps(provenance, indent=2, sort_keys=True, ensure_ascii=False)
@@ -98,26 +101,30 @@ def completion_logprobs(
     completions: Tensor,
     mask: Tensor,
     temperature: float = 1.0,
+    rows_per_prompt: Tensor | None = None,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of given completions, each prompt run once for all members of its group.
+    """Log-probabilities of given completions, each prompt run once for all its completions.
 
     Args:
         model: the policy or the reference.
         prompts: ``[P, L]`` left-padded prompt tokens.
         prompt_mask: ``[P, L]``, 1 at prompt tokens.
-        completions: ``[P * G, T]`` right-padded, the G members of a prompt side by side.
-        mask: ``[P * G, T]``, 1 at completion tokens.
+        completions: ``[N, T]`` right-padded, those of a prompt side by side.
+        mask: ``[N, T]``, 1 at completion tokens.
         temperature: divides the logits, as it did when the tokens were drawn.
+        rows_per_prompt: ``[P]``, completions of each prompt; by default ``N / P`` of each.
+        entropy_gradient: whether the entropies carry a gradient, which keeps a ``[N, T, V]`` tensor.
 
     Returns:
-        log-probabilities ``[P * G, T]`` and entropies ``[P * G, T]`` in nats, float32; padding holds
-        finite values that mean nothing.
+        log-probabilities ``[N, T]`` and entropies ``[N, T]`` in nats, float32; padding holds finite
+        values that mean nothing.
     """
     # Checkpointed layers drop their cache while they train, and the completions would not see their prompt.
     assert not (model.training and model.is_activation_checkpointing), (
         "shared prompts need activation checkpointing off"
     )
-    group_size = len(completions) // len(prompts)
+    repeats = _repeats(rows_per_prompt, len(prompts), len(completions))
     positions = (prompt_mask.cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache()
     first = model(
@@ -128,12 +135,12 @@ def completion_logprobs(
         use_cache=True,
         logits_to_keep=1,
     ).logits
-    logits = first.repeat_interleave(group_size, dim=0)
+    logits = first.repeat_interleave(repeats, dim=0)
     steps = completions.shape[1] - 1
     if steps > 0:
-        cache.batch_repeat_interleave(group_size)
-        start = positions[:, -1:].repeat_interleave(group_size, dim=0) + 1
-        context = prompt_mask.repeat_interleave(group_size, dim=0)
+        cache.batch_repeat_interleave(repeats)
+        start = positions[:, -1:].repeat_interleave(repeats, dim=0) + 1
+        context = prompt_mask.repeat_interleave(repeats, dim=0)
         rest = model(
             input_ids=completions[:, :-1],
             attention_mask=torch.cat([context, mask[:, :-1].to(context.dtype)], dim=1),
@@ -148,6 +155,19 @@ def completion_logprobs(
     del first, logits
     logprobs = torch.log_softmax(scaled, dim=-1)
     del scaled
+    return logprobs.gather(-1, completions.unsqueeze(-1)).squeeze(-1), _entropies(logprobs, entropy_gradient)
+
+
+def _repeats(rows_per_prompt: Tensor | None, prompts: int, rows: int) -> Any:
+    """How often each prompt is repeated: one number where it is the same for all, which is the faster way."""
+    if rows_per_prompt is None:
+        return rows // prompts
+    return int(rows_per_prompt[0]) if bool((rows_per_prompt == rows_per_prompt[0]).all()) else rows_per_prompt
+
+
+def _entropies(logprobs: Tensor, gradient: bool) -> Tensor:
+    """``[N, T]`` of ``[N, T, V]`` log-probabilities."""
+    if gradient:
+        return -(logprobs.exp() * logprobs).sum(dim=-1)
     with torch.no_grad():  # row by row; entr is 0 at probability 0, where p * log p is NaN
-        entropies = torch.stack([torch.special.entr(row.exp()).sum(dim=-1) for row in logprobs])
-    return logprobs.gather(-1, completions.unsqueeze(-1)).squeeze(-1), entropies
+        return torch.stack([torch.special.entr(row.exp()).sum(dim=-1) for row in logprobs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ class PromptTemplate:
 
     Args:
         id: the name under which the record knows the template.
-        text: holds ``{question}`` once; an end of text, if the model wants one, is part of it.
+        text: holds ``{question}`` once; an end of text, if the model wants one, is part of it. Where it holds
+            ``{context}`` too, the text retrieved for the problem goes there.
     """
 
     id: str
@@ -31,11 +33,19 @@ class PromptTemplate:
                 f"prompt_template.text is {self.text!r}: it must hold {{question}} exactly once, "
                 "at the place where the question goes"
             )
+        if self.text.count("{context}") > 1:
+            raise ValueError(f"prompt_template.text is {self.text!r}: it may hold {{context}} once, not more often")
         if not self.id:
             raise ValueError("prompt_template.id is empty: give the template a name, the record keeps it")
 
-    def render(self, question: str) -> str:
-        return self.text.replace("{question}", question)
+    @property
+    def takes_context(self) -> bool:
+        return "{context}" in self.text
+
+    def render(self, question: str, context: str = "") -> str:
+        """The prompt. Braces in the question or the context are text, and insert nothing."""
+        parts = {"{question}": question, "{context}": context}
+        return re.sub(r"\{(?:question|context)\}", lambda found: parts[found.group()], self.text)
 
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
@@ -60,18 +70,24 @@ class PromptTemplate:
 def prompt_group(
     template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, problem: Problem, occurrence: int = 0
 ) -> PromptGroup:
-    """Render and tokenise a problem's question.
+    """Render and tokenise a problem's question, and its context where the template takes one.
 
     Raises:
-        ValueError: the question holds one of the tokenizer's special tokens, which would be read as a
-            turn of the dialogue and not as text.
+        ValueError: question or context hold one of the tokenizer's special tokens, which would be read as a
+            turn of the dialogue and not as text; or the template takes a context and the problem has none.
     """
-    for token in tokenizer.all_special_tokens:
-        if token in problem.question:
-            raise ValueError(
-                f"problem {problem.id}: the question holds the special token {token!r}; "
-                "take it out, or it would be read as markup"
-            )
-    text = template.render(problem.question)
+    for name, text in (("question", problem.question), ("context", problem.context)):
+        for token in tokenizer.all_special_tokens:
+            if token in text:
+                raise ValueError(
+                    f"problem {problem.id}: the {name} holds the special token {token!r}; "
+                    "take it out, or it would be read as markup"
+                )
+    if template.takes_context and not problem.context:
+        raise ValueError(
+            f"problem {problem.id} has no context, and template {template.id!r} has a place for one: "
+            "give the problem its context, or choose a template without {context}"
+        )
+    text = template.render(problem.question, problem.context)
     tokens = tokenizer(text, add_special_tokens=False).input_ids
     return PromptGroup(problem, template.id, text, tuple(tokens), occurrence)

@@ -1,18 +1,18 @@
-"""Rewards: each rollout through every reward component, then their weighted sum.
+"""Rewards: each rollout through every reward component, then through the transform to one number.
 
 A component that fails leaves its row unscored, with the reason in the record; it never becomes a number.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from grpo.records import Rollout, Score, ScoredRollout
 from grpo.rewards import RewardComponent, judge, validate_components
+from grpo.rollouts.reward_transform import RewardTransform, reward_of
 
-__all__ = ["RewardFailure", "refuse_failures", "score_rollouts", "transformed_reward", "validate_components"]
+__all__ = ["RewardFailure", "refuse_failures", "score_rollouts", "validate_components"]
 
 
 class RewardFailure(RuntimeError):
@@ -23,47 +23,27 @@ def score_rollouts(
     rollouts: Sequence[Rollout],
     components: Mapping[str, RewardComponent],
     *,
+    transform: RewardTransform = RewardTransform(),
     max_failure_share: float = 0.1,
 ) -> list[ScoredRollout]:
     """Every rollout with the score of each component and the transformed reward, in the same order.
 
+    The default transform leaves the weighted sum of the components as it is. An unscored rollout has
+    neither reward nor steps, whatever the transform.
+
     Raises:
-        ValueError: components that :func:`validate_components` refuses; a share outside 0 to 1.
+        ValueError: components that :func:`validate_components` or the transform refuses; a share outside
+            0 to 1; a reward past the float64 range.
         RewardFailure: components failed on more than ``max_failure_share`` of the rows (1 allows all: to
             record the rows first, pass 1 and call :func:`refuse_failures` afterwards).
     """
     validate_components(components)
+    transform.check_components(components)
     if not 0 <= max_failure_share <= 1:
         raise ValueError(f"max_failure_share is {max_failure_share}: choose from 0 (none) to 1 (all may fail)")
-    scored = [_scored(rollout, components) for rollout in rollouts]
+    scored = [_scored(rollout, components, transform) for rollout in rollouts]
     refuse_failures(scored, max_failure_share)
     return scored
-
-
-def transformed_reward(scores: Mapping[str, Score], components: Mapping[str, RewardComponent]) -> float | None:
-    """Sum of weight times value over the components that apply; None if one failed or none applies.
-
-    ``math.fsum`` rounds once, in float64, so that equal scores in any order give equal sums and a group
-    of equal completions is an exact tie.
-
-    Raises:
-        ValueError: the sum is past the float64 range.
-    """
-    applicable = {name: score for name, score in scores.items() if score.applicable}
-    terms: list[float] = []
-    for name, score in applicable.items():
-        if score.value is None:
-            return None
-        terms.append(components[name].weight * score.value)
-    if not terms:
-        return None
-    try:
-        total = math.fsum(terms)
-    except (OverflowError, ValueError):  # intermediate overflow; infinities of both signs
-        total = math.inf
-    if not math.isfinite(total):
-        raise ValueError(f"the reward {terms} of {list(applicable)} is past the float range: lower the weights")
-    return total
 
 
 def refuse_failures(scored: Sequence[ScoredRollout], max_failure_share: float) -> None:
@@ -83,10 +63,13 @@ def refuse_failures(scored: Sequence[ScoredRollout], max_failure_share: float) -
     )
 
 
-def _scored(rollout: Rollout, components: Mapping[str, RewardComponent]) -> ScoredRollout:
+def _scored(rollout: Rollout, components: Mapping[str, RewardComponent], transform: RewardTransform) -> ScoredRollout:
     problem = rollout.group.problem
     scores = {name: judge(component.check, problem, rollout.text) for name, component in components.items()}
-    return ScoredRollout(rollout, scores, transformed_reward(scores, components))
+    steps = transform.steps(
+        scores, components, length=sum(rollout.drawn_mask), invalid_tool_calls=rollout.invalid_tool_calls
+    )
+    return ScoredRollout(rollout, scores, reward_of(steps), steps)
 
 
 def _failed(score: Score) -> bool:

@@ -26,34 +26,51 @@ RECORD = "record"
 class RoundCheckpoint(ModelCheckpoint):
     """Saves after a round is wholly done: where a validation follows the round, after the validation.
 
-    A state saved between the two would be resumed as if the validation had been.
+    A state saved between the two would be resumed as if the validation had been. A round can make several
+    updates, or none, so that their number need not meet a multiple of any other: what counts is how many were
+    made since the last save.
+
+    Args:
+        folder: keeps the newest state, and it alone.
+        every_n_updates: the least number of updates between two saves.
     """
+
+    def __init__(self, folder: Path, every_n_updates: int) -> None:
+        if every_n_updates < 1:
+            raise ValueError(f"checkpoint_every_n_updates is {every_n_updates}: it must be at least 1")
+        super().__init__(
+            dirpath=folder,
+            filename="update-{step}",
+            auto_insert_metric_name=False,
+            every_n_train_steps=1,
+            save_top_k=1,
+            enable_version_counter=False,
+        )
+        self.every_n_updates = every_n_updates
+        self.saved_at = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self.saved_at = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not _validation_follows(trainer, batch_idx):
-            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            self._round_is_done(trainer, pl_module, batch_idx)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_train_batch_end(trainer, pl_module, None, None, trainer.fit_loop.epoch_loop.batch_idx)
+        self._round_is_done(trainer, pl_module, trainer.fit_loop.epoch_loop.batch_idx)
+
+    def _round_is_done(self, trainer: L.Trainer, pl_module: L.LightningModule, batch_idx: int) -> None:
+        if trainer.global_step - self.saved_at >= self.every_n_updates:
+            super().on_train_batch_end(trainer, pl_module, None, None, batch_idx)
+            self.saved_at = trainer.global_step
 
 
 def _validation_follows(trainer: L.Trainer, batch_idx: int) -> bool:
     every = trainer.val_check_batch
     return bool(trainer.enable_validation) and every not in (None, float("inf")) and (batch_idx + 1) % every == 0
-
-
-def round_checkpoint(run_folder: Path, every_n_updates: int) -> ModelCheckpoint:
-    """Keeps the newest resumable state of a run, and it alone."""
-    return RoundCheckpoint(
-        dirpath=run_folder / CHECKPOINTS,
-        filename="update-{step}",
-        auto_insert_metric_name=False,
-        every_n_train_steps=every_n_updates,
-        save_top_k=1,
-        enable_version_counter=False,
-    )
 
 
 class StreamingCheckpointIO(TorchCheckpointIO):

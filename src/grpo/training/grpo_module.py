@@ -17,29 +17,35 @@ from grpo.maths.group_advantages import centred_rewards, group_advantages
 from grpo.maths.grpo_loss import LossOutput, grpo_loss, mean_metrics
 from grpo.records import PromptGroup, Purpose, Rollout, RolloutKey, ScoredRollout
 from grpo.rewards import RewardComponent
-from grpo.rollouts.flat_groups import GroupVerdict, judge_group
+from grpo.rollouts.flat_groups import DrawnGroup, judge_draw, refuse_failed
+from grpo.rollouts.group_keys import require_one_group
 from grpo.rollouts.policies import completion_logprobs, load_policy
+from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import Sampler, SamplingSettings
 from grpo.rollouts.score_rollouts import refuse_failures, score_rollouts, validate_components
-from grpo.training.policy_update import MicroBatch, plan_update
+from grpo.training.policy_update import MicroBatch, UpdateRow, plan_update, split_minibatches, update_rows
 from grpo.training.prompt_group_datamodule import RoundOfGroups
-from grpo.training.rollout_log import Decision, RolloutLog
-from grpo.training.round_metrics import PhaseClock, rollout_metrics, round_counts
-from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings
+from grpo.training.rollout_log import RolloutLog, Table
+from grpo.training.round_decisions import round_decisions
+from grpo.training.round_metrics import PhaseClock, advantage_metrics, rollout_metrics, round_counts
+from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings, check_together
 from grpo.training.strategies import all_processes, require_whole_weights, step_optimizer, summed_gradients
+
+Logprobs = dict[str, tuple[float, ...]]
 
 
 class GRPOModule(L.LightningModule):
     """A policy, its frozen reference, and the GRPO step.
 
     Args:
-        policy: policy folder; also the reference, which stays as it is there.
+        policy: policy folder; also the reference, which stays as it is there unless the loss says otherwise.
         rewards: the reward's components by name.
         sampling: how completions are drawn; the temperature is the loss's too.
         round: what happens in a round.
         advantages: how rewards become advantages.
         loss: the objective.
         optimizer: AdamW and the gradient.
+        reward_transform: what becomes of the rewards' weighted sum before it enters the group.
         seed: of every random choice.
     """
 
@@ -52,24 +58,18 @@ class GRPOModule(L.LightningModule):
         advantages: AdvantageSettings = AdvantageSettings(),
         loss: LossSettings = LossSettings(),
         optimizer: OptimizerSettings = OptimizerSettings(),
+        reward_transform: RewardTransform = RewardTransform(),
         seed: int = 1,
     ) -> None:
         super().__init__()
-        if sampling.temperature == 0:
-            raise ValueError(
-                "sampling.temperature is 0: a greedy group is G copies of one completion, with nothing to compare; "
-                "train at a positive temperature (1 is usual)"
-            )
         validate_components(rewards)
-        _require_room_for_a_group(sampling, round, optimizer)
-        if round.flat_groups == "skip" and advantages.baseline in ("batch_mean", "none"):
-            raise ValueError(
-                f"round.flat_groups is skip with advantages.baseline {advantages.baseline}: without a baseline "
-                "of its own a flat group has a signal, so set round.flat_groups to keep"
-            )
+        reward_transform.check_components(rewards)
+        reward_transform.check_length(sampling.max_new_tokens)
+        check_together(sampling, round, advantages, optimizer, reward_transform)
         self.automatic_optimization = False
         self.policy_folder = policy
         self.components = rewards
+        self.reward_transform = reward_transform
         self.sampling = sampling
         self.round = round
         self.advantage_settings = advantages
@@ -78,6 +78,7 @@ class GRPOModule(L.LightningModule):
         self.seed = seed
         self.rollout_log: RolloutLog | None = None
         self.ledger: Counter[str] = Counter()
+        self.reference_version = 0
 
     def setup(self, stage: str) -> None:
         """Load the policy, and the reference where the KL term needs one."""
@@ -98,36 +99,38 @@ class GRPOModule(L.LightningModule):
     def training_step(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """One round, from prompts to updated weights and the record of both."""
         clock = PhaseClock()
-        with clock.phase("rollout"):
-            rollouts = self._sample(batch, "train", self.round.group_size)
-        with clock.phase("reward"):
-            scored = [score_rollouts(group, self.components, max_failure_share=1.0) for group in rollouts]
-            verdicts = [judge_group(group, self.round.flat_groups) for group in scored]
-            centred, advantages = self._advantages(scored)
-        with clock.phase("record"):
-            self._write_rollouts(batch.round, scored)
-            everywhere = [member for part in all_processes(scored) for group in part for member in group]
-            refuse_failures(everywhere, self.round.max_failure_share)
         with clock.phase("update"):
-            chosen = [i for i, verdict in enumerate(verdicts) if verdict.in_update]
-            self._set_learning_rate(batch.round)
-            reference, update_metrics = self._update([scored[i] for i in chosen], advantages[chosen], scored[0])
+            self._refresh_reference(batch.round)
+        draws = self._draw_groups(batch, clock)
         with clock.phase("record"):
-            self._write_updates(batch.round, scored, verdicts, centred, advantages, reference)
-        self._report(batch.round, scored, verdicts, update_metrics | clock.metrics())
+            self._write_rollouts(batch.round, [draw.members for group in draws for draw in group])
+            everywhere = all_processes(draws)
+            self._refuse(everywhere)
+        with clock.phase("reward"):
+            centred, advantages = self._advantages(everywhere)
+        with clock.phase("update"):
+            mine = self._my_groups([len(part) for part in everywhere])
+            rows = update_rows([group[-1] for group in draws], advantages[mine], self.loss_settings)
+            self._set_learning_rate(batch.round)
+            reference, metrics = self._update(rows, draws[0][-1].members, batch.round)
+        with clock.phase("record"):
+            decided = round_decisions(draws, centred[mine], advantages[mine], rows, reference, self.reference_version)
+            if self.rollout_log is not None:
+                self.rollout_log.write_updates(batch.round, decided)
+            metrics |= self._count(everywhere, advantages, rows)
+        self._log_round(batch.round, metrics | clock.metrics())
 
     def validation_step(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """The same rewards on the validation split, sampled under keys of its own."""
         batch = RoundOfGroups(self.trainer.fit_loop.epoch_loop.batch_idx, batch.groups)
-        rollouts = self._sample(batch, "validation", self.round.validation_samples)
-        scored = [score_rollouts(group, self.components, max_failure_share=1.0) for group in rollouts]
-        if self.rollout_log is not None:
-            self.rollout_log.write_rollouts(batch.round, scored, self.trainer.global_step, table="validation")
+        scored = self._score(self._sample(batch, "validation", self.round.validation_samples))
+        self._write_rollouts(batch.round, scored, table="validation")
         gathered = [group for part in all_processes(scored) for group in part]
         refuse_failures([member for group in gathered for member in group], self.round.max_failure_share)
         self.ledger["validation_rollouts"] += sum(len(group) for group in gathered)
-        metrics = {f"validation/{n}": v for n, v in rollout_metrics(gathered).items() if not n.startswith("groups")}
-        self._log_metrics(metrics, batch.round)
+        metrics = rollout_metrics(gathered, self.components)
+        kept = {f"validation/{n}": v for n, v in metrics.items() if "groups/" not in n}
+        self._log_metrics(kept, batch.round)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         settings = self.optimizer_settings
@@ -145,141 +148,192 @@ class GRPOModule(L.LightningModule):
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
-    def _sample(self, batch: RoundOfGroups, purpose: Purpose, group_size: int) -> list[list[Rollout]]:
-        keys = [self._key(group, purpose, batch.round) for group in batch.groups]
-        return self.sampler.sample(batch.groups, keys, group_size)
+    def _refresh_reference(self, round_index: int) -> None:
+        every = self.loss_settings.reference_refresh_rounds
+        if every is not None and self.reference is not None and round_index and round_index % every == 0:
+            self.reference.load_state_dict(self.policy.state_dict())
+            self.reference_version = self.trainer.global_step
 
-    def _key(self, group: PromptGroup, purpose: Purpose, round_index: int) -> RolloutKey:
-        return RolloutKey(self.seed, purpose, round_index, group.problem.id, group.template_id, group.occurrence)
+    def _draw_groups(self, batch: RoundOfGroups, clock: PhaseClock) -> list[list[DrawnGroup]]:
+        """The draws of each group, the last of which is the one that counts.
 
-    def _advantages(self, scored: Sequence[Sequence[ScoredRollout]]) -> tuple[Tensor, Tensor]:
-        """Centred rewards and advantages ``[P, G]`` of this process's groups.
-
-        All processes' rewards are put together first: a batch's mean or std is over the whole round.
+        Only under ``resample`` can there be more than one. Draws follow from this process's groups alone, so
+        processes need not wait for each other here.
         """
-        mine = [[math.nan if member.reward is None else member.reward for member in group] for group in scored]
-        parts = all_processes(mine)
-        rewards = torch.tensor([group for part in parts for group in part], dtype=torch.float64)
-        is_scored = ~rewards.isnan()
+        settings = self.round
+        draws: list[list[DrawnGroup]] = [[] for _ in range(len(batch.groups) // batch.variants)]
+        pending = list(range(len(draws)))
+        for draw in range(settings.max_draws):
+            again = RoundOfGroups(batch.round, [g for i in pending for g in batch.of_group(i)], batch.variants)
+            with clock.phase("rollout"):
+                rollouts = self._sample(again, "train", settings.group_size, draw)
+            with clock.phase("reward"):
+                for i, members in zip(pending, self._score(rollouts), strict=True):
+                    verdict = judge_draw(members, settings.flat_groups, draw, settings.max_draws, settings.at_limit)
+                    draws[i].append(DrawnGroup(tuple(members), verdict))
+            pending = [i for i in pending if draws[i][-1].verdict.verdict == "resampled"]
+            if not pending:
+                break
+        return draws
+
+    def _sample(self, batch: RoundOfGroups, purpose: Purpose, group_size: int, draw: int = 0) -> list[list[Rollout]]:
+        """The rollouts of each group; the variants of a prompt share a group's evenly."""
+        keys = [self._key(prompt, purpose, batch.round, draw) for prompt in batch.groups]
+        version = self.trainer.global_step
+        parts = self.sampler.sample(batch.groups, keys, group_size // batch.variants, version)
+        size = batch.variants
+        groups = [[r for part in parts[i : i + size] for r in part] for i in range(0, len(parts), size)]
+        for group in groups:
+            require_one_group(group, self.round.group_unit)
+        return groups
+
+    def _key(self, group: PromptGroup, purpose: Purpose, round_index: int, draw: int) -> RolloutKey:
+        return RolloutKey(
+            self.seed, purpose, round_index, group.problem.id, group.template_id, group.occurrence, draw=draw
+        )
+
+    def _score(self, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
+        """Failures are let through here, to be recorded before they are refused."""
+        return [
+            score_rollouts(group, self.components, transform=self.reward_transform, max_failure_share=1.0)
+            for group in groups
+        ]
+
+    def _refuse(self, everywhere: Sequence[Sequence[Sequence[DrawnGroup]]]) -> None:
+        draws = [draw for part in everywhere for group in part for draw in group]
+        refuse_failures([member for draw in draws for member in draw.members], self.round.max_failure_share)
+        refuse_failed(draws)
+
+    def _my_groups(self, groups_of_processes: Sequence[int]) -> slice:
+        start = sum(groups_of_processes[: self.global_rank])
+        return slice(start, start + groups_of_processes[self.global_rank])
+
+    def _advantages(self, everywhere: Sequence[Sequence[Sequence[DrawnGroup]]]) -> tuple[Tensor, Tensor]:
+        """Centred rewards and advantages ``[P, G]`` of the groups of all processes: a batch's mean is over all."""
+        groups = [group[-1].members for part in everywhere for group in part]
+        values = [[math.nan if member.reward is None else member.reward for member in group] for group in groups]
+        rewards = torch.tensor(values, dtype=torch.float64)
+        scored = ~rewards.isnan()
         rewards = rewards.nan_to_num(0.0)
         settings = self.advantage_settings
-        centred = centred_rewards(rewards, scored=is_scored, baseline=settings.baseline)
-        advantages = group_advantages(
-            rewards,
-            scored=is_scored,
-            baseline=settings.baseline,
-            scale=settings.scale,
-            std_correction=settings.std_correction,
-            epsilon=settings.epsilon,
-        )
-        start = sum(len(part) for part in parts[: self.global_rank])
-        return centred[start : start + len(mine)], advantages[start : start + len(mine)]
+        centred = centred_rewards(rewards, scored=scored, baseline=settings.baseline)
+        return centred, group_advantages(rewards, scored=scored, **settings.options())
 
     def _update(
-        self, groups: list[list[ScoredRollout]], advantages: Tensor, spare: list[ScoredRollout]
-    ) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
+        self, rows: list[UpdateRow], spare: Sequence[ScoredRollout], round_index: int
+    ) -> tuple[Logprobs, dict[str, float]]:
         """Move the policy; give the reference's log-probabilities by rollout, and metrics."""
-        rows = self.optimizer_settings.micro_batch_rows
-        plan = [micro.to(self.device) for micro in plan_update(groups, advantages, spare, self.loss_settings, rows)]
-        if not plan:
+        settings = self.round
+        everything = self._plan(rows, spare)
+        if not everything:
             return {}, {}
-        references = [self._reference_logprobs(micro) for micro in plan]
+        reference = self._logprobs_of(self.reference, everything) if self.reference is not None else {}
+        recomputed = self.loss_settings.old_logprobs == "recomputed"
+        old = self._logprobs_of(self.policy, everything) if recomputed and settings.minibatches > 1 else {}
         outputs: list[LossOutput] = []
-        for _ in range(self.round.updates):
-            with summed_gradients(self):
-                outputs += [self._backward(*pair) for pair in zip(plan, references, strict=True)]
-            norm = step_optimizer(self, self.optimizer_settings.max_gradient_norm)
-        everywhere = all_processes([output.metrics for output in outputs])
-        gathered = [LossOutput(torch.zeros(()), metrics) for part in everywhere for metrics in part]
-        metrics = {f"loss/{name}": value for name, value in mean_metrics(gathered).items()}
-        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        metrics |= {"loss/gradient_norm": norm, "loss/learning_rate": rate}
-        return _by_rollout(plan, references), metrics
+        norms: list[float] = []
+        for epoch in range(settings.epochs):
+            for minibatch in split_minibatches(rows, settings, f"{self.seed}/{round_index}/{epoch}"):
+                plan = self._plan(minibatch, spare)
+                if not plan:
+                    continue
+                with summed_gradients(self):
+                    outputs += [self._backward(micro, old, reference) for micro in plan]
+                norms.append(step_optimizer(self, self.optimizer_settings.max_gradient_norm))
+        metrics = self._loss_metrics(outputs) | {"loss/gradient_norm": max(norms), "loss/updates": float(len(norms))}
+        return reference, metrics | {"loss/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"]}
 
-    def _logprobs(self, model: PreTrainedModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        batch = micro.batch
-        return completion_logprobs(
-            model, batch.prompts, batch.prompt_mask, batch.completions, batch.mask, self.sampling.temperature
-        )
+    def _plan(self, rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout]) -> list[MicroBatch]:
+        micro_batches = plan_update(rows, spare, self.loss_settings, self.optimizer_settings.micro_batch_rows)
+        return [micro.to(self.device) for micro in micro_batches]
 
     @torch.no_grad()
-    def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        return None if self.reference is None else self._logprobs(self.reference, micro)[0]
+    def _logprobs_of(self, model: PreTrainedModel, plan: Sequence[MicroBatch]) -> Logprobs:
+        """By rollout, so that updates can be cut in other ways than the plan."""
+        return {name: row for micro in plan for name, row in micro.rows(self._logprobs(model, micro)[0]).items()}
 
-    def _backward(self, micro: MicroBatch, reference: Tensor | None) -> LossOutput:
+    def _logprobs(
+        self, model: PreTrainedModel, micro: MicroBatch, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        batch = micro.batch
+        return completion_logprobs(
+            model,
+            batch.prompts,
+            batch.prompt_mask,
+            batch.completions,
+            batch.mask,
+            self.sampling.temperature,
+            batch.rows_per_prompt,
+            entropy_gradient,
+        )
+
+    def _backward(self, micro: MicroBatch, old: Logprobs, reference: Logprobs) -> LossOutput:
         """Add one micro-batch's part to the gradient.
 
-        With one update a round the weights are still those that sampled, so the old log-probabilities
-        are the policy's own, and the ratio is exactly 1; the sampler's agree up to rounding, which
-        ``loss/mismatch`` measures.
+        The first pass over a rollout that no update has preceded runs at the weights that sampled: its own
+        log-probabilities then are the old ones, to the last bit, and later passes find them in ``old``.
         """
         settings = self.loss_settings
-        logprobs, entropy = self._logprobs(self.policy, micro)
-        sampled = micro.batch.old_logprobs
+        logprobs, entropy = self._logprobs(self.policy, micro, settings.entropy_bonus > 0)
+        if settings.old_logprobs == "recorded":
+            old_logprobs = micro.batch.recorded_logprobs
+        else:
+            if micro.rollout_ids[0] not in old:
+                old.update(micro.rows(logprobs))
+            old_logprobs = micro.tensor(old)
         output = grpo_loss(
             logprobs,
-            logprobs.detach() if self.round.updates == 1 else sampled,
+            old_logprobs,
             micro.advantages,
             micro.counted,
-            reference_logprobs=reference,
+            reference_logprobs=micro.tensor(reference) if reference else None,
             token_weights=micro.weights,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
-            ratio=settings.ratio,
-            kl_beta=settings.kl_beta,
-            kl_estimator=settings.kl_estimator,
+            kl_mask=micro.kl_counted,
             entropy=entropy,
-            sampling_logprobs=sampled,
+            sampling_logprobs=micro.batch.sampling_logprobs,
+            **settings.options(),
         )
         self.manual_backward(output.loss)
         return output
 
-    def _write_rollouts(self, round_index: int, scored: list[list[ScoredRollout]]) -> None:
+    @staticmethod
+    def _loss_metrics(outputs: Sequence[LossOutput]) -> dict[str, float]:
+        everywhere = all_processes([output.metrics for output in outputs])
+        gathered = [LossOutput(torch.zeros(()), metrics) for part in everywhere for metrics in part]
+        return {f"loss/{name}": value for name, value in mean_metrics(gathered).items()}
+
+    def _write_rollouts(
+        self, round_index: int, groups: Sequence[Sequence[ScoredRollout]], table: Table = "rollouts"
+    ) -> None:
         if self.rollout_log is not None:
-            self.rollout_log.write_rollouts(round_index, scored, policy_version=self.trainer.global_step)
+            self.rollout_log.write_rollouts(round_index, groups, table)
 
-    def _write_updates(
-        self,
-        round_index: int,
-        scored: list[list[ScoredRollout]],
-        verdicts: list[GroupVerdict],
-        centred: Tensor,
-        advantages: Tensor,
-        reference: dict[str, tuple[float, ...]],
-    ) -> None:
-        if self.rollout_log is None:
-            return
-        decisions = []
-        for i, (group, verdict) in enumerate(zip(scored, verdicts, strict=True)):
-            for j, member in enumerate(group):
-                name = member.rollout.key.rollout_id
-                in_loss = verdict.in_update and member.scored
-                tokens = len(member.rollout.tokens) if in_loss else 0
-                values = float(centred[i, j]), float(advantages[i, j])
-                anchor = reference.get(name) if in_loss else None
-                decisions.append(Decision(name, verdict, *values, anchor, tokens))
-        self.rollout_log.write_updates(round_index, decisions)
+    def _count(
+        self, everywhere: Sequence[Sequence[Sequence[DrawnGroup]]], advantages: Tensor, rows: Sequence[UpdateRow]
+    ) -> dict[str, float]:
+        """Add the round to the ledger; give its metrics.
 
-    def _report(
-        self,
-        round_index: int,
-        scored: list[list[ScoredRollout]],
-        verdicts: list[GroupVerdict],
-        metrics: dict[str, float],
-    ) -> None:
-        groups = [group for part in all_processes(scored) for group in part]
-        decided = [verdict for part in all_processes(verdicts) for verdict in part]
-        self.ledger.update(round_counts(groups, decided))
+        Those of rollouts and rewards are from the first draws: what is drawn again is not a fair sample of the policy.
+        """
+        groups = [group for part in everywhere for group in part]
+        tokens = sum(all_processes(sum(sum(row.counted_tokens) for row in rows)))
+        counts = round_counts(groups, tokens)
+        self.ledger.update(counts)
         self.ledger["updates"] = self.trainer.global_step
-        metrics = rollout_metrics(groups) | {"groups/in_update": sum(v.in_update for v in decided)} | metrics
-        shown = {"reward": "reward/mean", "mixed": "groups/mixed", "kl": "loss/kl"}
-        self.log_dict(
-            {label: metrics[name] for label, name in shown.items() if name in metrics},
-            prog_bar=True,
-            logger=False,
-            batch_size=1,
+        last = [group[-1] for group in groups]
+        inside = [draw.verdict.in_update for draw in last]
+        return (
+            rollout_metrics([group[0].members for group in groups], self.components)
+            | advantage_metrics([draw.members for draw in last], advantages, inside)
+            | {"groups/in_update": sum(inside), "groups/draws": counts["groups"] / len(groups)}
+            | {f"tokens/{name}": float(counts[f"tokens_{name}"]) for name in ("sampled", "in_loss")}
         )
+
+    def _log_round(self, round_index: int, metrics: dict[str, float]) -> None:
+        """To the loggers, and a few of them to the progress bar."""
+        shown = {"reward": "reward/mean", "mixed": "groups/mixed", "kl": "loss/kl"}
+        values = {label: metrics[name] for label, name in shown.items() if name in metrics}
+        self.log_dict(values, prog_bar=True, logger=False, batch_size=1)
         self._log_metrics(metrics, round_index)
 
     def _log_metrics(self, metrics: dict[str, float], round_index: int) -> None:
@@ -288,37 +342,17 @@ class GRPOModule(L.LightningModule):
             logger.log_metrics(metrics, step=round_index)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the reference out: it never changes, and its folder is named in the config."""
-        weights = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {n: v for n, v in weights.items() if not n.startswith("reference.")}
+        """Leave the reference out while it is the one of the policy folder."""
+        if not self.reference_version:
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {n: v for n, v in weights.items() if not n.startswith("reference.")}
         checkpoint["ledger"] = dict(self.ledger)
+        checkpoint["reference_version"] = self.reference_version
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give the reference back as it was loaded, so that every other name is still checked strictly."""
         self.ledger = Counter(checkpoint["ledger"])
-        if "state_dict" in checkpoint:  # DeepSpeed keeps the weights in files of its own
+        self.reference_version = checkpoint["reference_version"]
+        if "state_dict" in checkpoint and not self.reference_version:  # DeepSpeed keeps weights in its own files
             own = self.state_dict()
             checkpoint["state_dict"].update({n: v for n, v in own.items() if n.startswith("reference.")})
-
-
-def _require_room_for_a_group(sampling: SamplingSettings, round: RoundSettings, optimizer: OptimizerSettings) -> None:
-    """A group is sampled and trained on side by side, since its members share the pass over their prompt."""
-    for name, rows in (
-        ("sampling.max_rows", sampling.max_rows),
-        ("optimizer.micro_batch_rows", optimizer.micro_batch_rows),
-    ):
-        if rows < round.group_size:
-            raise ValueError(
-                f"{name} is {rows}, less than round.group_size = {round.group_size}: a group stays together, "
-                f"so raise it to {round.group_size} or lower the group size"
-            )
-
-
-def _by_rollout(plan: list[MicroBatch], values: list[Tensor | None]) -> dict[str, tuple[float, ...]]:
-    """Rows of ``[N, T]`` values by rollout id, without their padding."""
-    rows: dict[str, tuple[float, ...]] = {}
-    for micro, value in zip(plan, values, strict=True):
-        if value is not None:
-            for name, row, mask in zip(micro.rollout_ids, value, micro.batch.mask, strict=True):
-                rows[name] = tuple(row[mask].tolist())
-    return rows

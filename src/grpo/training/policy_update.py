@@ -1,23 +1,54 @@
-"""From a round's scored groups to micro-batches whose gradients sum to the whole update's."""
+"""From a round's compared groups to micro-batches whose gradients sum to those of whole updates."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from grpo.maths.grpo_loss import Reduction, token_weights
 from grpo.records import ScoredRollout
-from grpo.rollouts.collate import RolloutBatch, collate, micro_batches
-from grpo.training.settings import LossSettings
+from grpo.rollouts.collate import RolloutBatch, collate, micro_batches, pad
+from grpo.rollouts.flat_groups import DrawnGroup
+from grpo.training.settings import LossSettings, RoundSettings
 from grpo.training.strategies import all_processes
 
 
 @dataclass(frozen=True)
+class UpdateRow:
+    """A rollout of a group that takes part in a round's updates.
+
+    Args:
+        member: the rollout.
+        advantage: from the comparison with its whole group, whatever update it ends up in.
+        group: number of the group, for the reductions that tell groups apart.
+        counted: whether its tokens are in the loss; not where it is unscored, or masked for truncation.
+        feels_kl: whether the KL term reaches it.
+    """
+
+    member: ScoredRollout
+    advantage: float
+    group: int
+    counted: bool = True
+    feels_kl: bool = True
+
+    @property
+    def rollout_id(self) -> str:
+        return self.member.rollout.key.rollout_id
+
+    @property
+    def counted_tokens(self) -> tuple[bool, ...]:
+        """A bool a token: whether it is in the loss."""
+        return tuple(drawn and self.counted for drawn in self.member.rollout.drawn_mask)
+
+
+@dataclass(frozen=True)
 class MicroBatch:
-    """Whole groups that go forward and backward together.
+    """Rows that go forward and backward together.
 
     Args:
         batch: ``N`` rows of ``T`` tokens.
@@ -25,6 +56,7 @@ class MicroBatch:
         advantages: ``[N]``.
         weights: ``[N, T]``: what each token counts in the whole update, of all processes.
         counted: ``[N, T]`` bool: the tokens that take part in the loss.
+        kl_counted: ``[N, T]`` bool: those of them that the KL term reaches.
     """
 
     batch: RolloutBatch
@@ -32,82 +64,133 @@ class MicroBatch:
     advantages: Tensor
     weights: Tensor
     counted: Tensor
+    kl_counted: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
         values = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "rollout_ids"}
         return replace(self, **values)
 
+    def rows(self, values: Tensor) -> dict[str, tuple[float, ...]]:
+        """Rows of ``[N, T]`` values by rollout id, without their padding."""
+        parts = zip(self.rollout_ids, values.detach(), self.batch.mask, strict=True)
+        return {name: tuple(row[mask].tolist()) for name, row, mask in parts}
+
+    def tensor(self, rows: dict[str, tuple[float, ...]]) -> Tensor:
+        """``[N, T]`` float32 of what :meth:`rows` gave; zeros at padding, and where a row is not known."""
+        values = torch.zeros(self.batch.mask.shape)
+        for i, name in enumerate(self.rollout_ids):
+            row = rows.get(name, ())
+            values[i, : len(row)] = torch.tensor(row)
+        return values.to(self.batch.mask.device)
+
+
+def update_rows(groups: Sequence[DrawnGroup], advantages: Tensor, loss: LossSettings) -> list[UpdateRow]:
+    """The rollouts of the groups that their verdicts let into the update, in order.
+
+    Args:
+        groups: one draw of each group.
+        advantages: ``[P, G]``, of the same groups.
+        loss: says what is masked.
+    """
+    return [
+        UpdateRow(
+            member,
+            advantage,
+            group=i,
+            counted=member.scored and not (loss.mask_truncated and member.rollout.truncated),
+            feels_kl=loss.kl_on_flat_groups or not group.verdict.flat,
+        )
+        for i, group in enumerate(groups)
+        if group.verdict.in_update
+        for member, advantage in zip(group.members, advantages[i].tolist(), strict=True)
+    ]
+
+
+def split_minibatches(rows: Sequence[UpdateRow], settings: RoundSettings, key: str) -> list[list[UpdateRow]]:
+    """The rows of each optimiser step of a pass, in keyed order; a row keeps the advantage of its whole group.
+
+    Args:
+        rows: of the round.
+        settings: how many parts, and whether a group may be cut.
+        key: what the order depends on: seed, round and pass.
+    """
+    if settings.minibatches == 1:
+        return [list(rows)]
+    first_of_group = {row.group: row.rollout_id for row in reversed(rows)}
+    names = [first_of_group[row.group] if settings.minibatch_split == "groups" else row.rollout_id for row in rows]
+    order = sorted(set(names), key=lambda name: hashlib.blake2b(f"{key}/{name}".encode(), digest_size=16).digest())
+    part_of = {name: place % settings.minibatches for place, name in enumerate(order)}
+    return [
+        [row for row, name in zip(rows, names, strict=True) if part_of[name] == part]
+        for part in range(settings.minibatches)
+    ]
+
 
 def plan_update(
-    groups: Sequence[Sequence[ScoredRollout]],
-    advantages: Tensor,
-    spare: Sequence[ScoredRollout],
-    loss: LossSettings,
-    max_rows: int,
+    rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout], loss: LossSettings, max_rows: int
 ) -> list[MicroBatch]:
-    """The micro-batches of an update, the same number in every process.
+    """The micro-batches of one optimiser step, the same number in every process.
 
     A process that has fewer than another runs ``spare`` with weight 0 instead: collective calls would
     otherwise wait for each other forever.
 
     Args:
-        groups: this process's groups that enter the update.
-        advantages: ``[P, G]``.
-        spare: any group of this process.
+        rows: this process's rows of the update.
+        spare: any rollouts of this process.
         loss: names the reduction.
         max_rows: completions in a micro-batch.
     """
-    batches = _micro_batches(groups, advantages, loss, max_rows)
-    most = max(all_processes(len(batches)))
-    if len(batches) < most:
-        idle = _micro_batch([spare], torch.zeros(1, len(spare)), torch.zeros(len(spare), 1))
-        idle = replace(idle, counted=torch.zeros_like(idle.counted))  # in no metric either
-        batches += [idle] * (most - len(batches))
-    return batches
-
-
-def _micro_batches(
-    groups: Sequence[Sequence[ScoredRollout]], advantages: Tensor, loss: LossSettings, max_rows: int
-) -> list[MicroBatch]:
-    lengths = torch.tensor([len(m.rollout.tokens) if m.scored else 0 for group in groups for m in group])
-    group_ids = torch.arange(len(groups)).repeat_interleave(len(groups[0]) if groups else 1)
-    longest = int(lengths.max()) if groups else 0
-    mask = torch.arange(longest) < lengths.reshape(-1, 1)
-    share = _share_of_update(mask, group_ids, loss.reduction)
-    if not groups:
-        return []
+    counted, _ = pad([row.counted_tokens for row in rows] or [()], torch.bool, "right")
+    group_ids = torch.tensor([row.group for row in rows] or [0])
+    share = _share_of_update(counted, group_ids, loss.reduction)
     weights = share * token_weights(
-        mask, reduction=loss.reduction, group_ids=group_ids, constant_length=loss.constant_length
+        counted, reduction=loss.reduction, group_ids=group_ids, constant_length=loss.constant_length
     )
+    blocks = [list(block) for _, block in groupby(range(len(rows)), key=lambda i: _block(rows[i]))]
     planned = []
-    for indices in micro_batches([[m.rollout for m in group] for group in groups], max_rows):
-        size = len(groups[0])
-        rows = [i * size + member for i in indices for member in range(size)]
-        planned.append(_micro_batch([groups[i] for i in indices], advantages[indices], weights[rows]))
-    return planned
+    for chosen in micro_batches([[rows[i].member.rollout for i in block] for block in blocks], max_rows):
+        indices = [i for place in chosen for i in blocks[place]]
+        planned.append(_micro_batch([rows[i] for i in indices], weights[indices]))
+    missing = max(all_processes(len(planned))) - len(planned)
+    return planned + [_idle_batch(spare) for _ in range(missing)]
 
 
-def _micro_batch(groups: Sequence[Sequence[ScoredRollout]], advantages: Tensor, weights: Tensor) -> MicroBatch:
-    batch = collate([[member.rollout for member in group] for group in groups])
-    members = [member for group in groups for member in group]
-    scored = torch.tensor([member.scored for member in members])
+def _block(row: UpdateRow) -> tuple[int, tuple[int, ...]]:
+    """What rows share a pass over the prompt by."""
+    return row.group, row.member.rollout.group.prompt_tokens
+
+
+def _idle_batch(members: Sequence[ScoredRollout]) -> MicroBatch:
+    rows = [UpdateRow(member, 0.0, 0, counted=False) for member in members]
+    return _micro_batch(rows, torch.zeros(len(rows), 1))
+
+
+def _micro_batch(rows: Sequence[UpdateRow], weights: Tensor) -> MicroBatch:
+    batch = collate([row.member.rollout for row in rows])
     width = batch.mask.shape[1]
     weights = torch.nn.functional.pad(weights, (0, max(0, width - weights.shape[1])))[:, :width]
-    ids = [member.rollout.key.rollout_id for member in members]
-    return MicroBatch(batch, ids, advantages.flatten(), weights, batch.mask & scored.unsqueeze(1))
+    counted = batch.drawn & torch.tensor([row.counted for row in rows]).unsqueeze(1)
+    return MicroBatch(
+        batch=batch,
+        rollout_ids=[row.rollout_id for row in rows],
+        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float64),
+        weights=weights,
+        counted=counted,
+        kl_counted=counted & torch.tensor([row.feels_kl for row in rows]).unsqueeze(1),
+    )
 
 
-def _share_of_update(mask: Tensor, group_ids: Tensor, reduction: Reduction) -> float:
+def _share_of_update(counted: Tensor, group_ids: Tensor, reduction: Reduction) -> float:
     """What turns this process's weights into its part of the whole update's.
 
     Its share of what the reduction divides by, times the number of processes, because data-parallel
     strategies average the processes' gradients where the update is their sum.
     """
     if reduction == "token_mean":
-        mine = int(mask.sum())
+        mine = int(counted.sum())
     elif reduction == "group_mean":
-        mine = len(group_ids[mask.any(dim=1)].unique()) if mask.numel() else 0
+        mine = len(group_ids[counted.any(dim=1)].unique())
     else:
-        mine = int(mask.any(dim=1).sum()) if mask.numel() else 0
+        mine = int(counted.any(dim=1).sum())
     counts = all_processes(mine)
     return len(counts) * mine / max(1, sum(counts))

@@ -13,19 +13,25 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.problem_files import read_problems
 from grpo.records import Problem, PromptGroup
+from grpo.rollouts.group_keys import GroupUnit
 from grpo.rollouts.policies import load_tokenizer
 from grpo.rollouts.prompts import PromptTemplate, prompt_group
 
 
 class RoundOfGroups:
-    """The prompt groups that this process samples in a round.
+    """The prompts that this process samples in a round: those of a problem side by side, ``variants`` of each.
 
     Not a dataclass: Lightning looks for tensors inside those, and under DeepSpeed it refuses frozen ones.
     """
 
-    def __init__(self, round: int, groups: Sequence[PromptGroup]) -> None:
+    def __init__(self, round: int, groups: Sequence[PromptGroup], variants: int = 1) -> None:
         self.round = round
         self.groups = tuple(groups)
+        self.variants = variants
+
+    def of_group(self, index: int) -> tuple[PromptGroup, ...]:
+        """The prompts of one group."""
+        return self.groups[index * self.variants : (index + 1) * self.variants]
 
 
 def problem_order(problems: Sequence[Problem], seed: int, occurrence: int) -> list[Problem]:
@@ -80,9 +86,13 @@ class PromptGroupDataModule(L.LightningDataModule):
         policy: policy folder; its tokenizer and prompt template make the prompts.
         problems: folder with ``train.jsonl`` and ``validation.jsonl``.
         rounds: rounds of the run.
-        groups_per_round: prompts a round, over all processes.
+        groups_per_round: groups a round, over all processes.
         validation_problems: at most so many problems of the validation split, the first in keyed order; 0 for none.
         max_prompt_tokens: a longer prompt is an error; none is ever cut.
+        prompt_variants: other templates that a problem may be asked with, beside the policy's own; for a
+            ``group_unit`` of ``problem_over_variants``.
+        group_unit: what a group is; see ``model.round``.
+        group_size: completions of a group, which its variants share evenly; see ``model.round``.
         seed: of the order.
     """
 
@@ -94,9 +104,13 @@ class PromptGroupDataModule(L.LightningDataModule):
         groups_per_round: int,
         validation_problems: int = 32,
         max_prompt_tokens: int = 512,
+        prompt_variants: Sequence[PromptTemplate] = (),
+        group_unit: GroupUnit = "problem",
+        group_size: int | None = None,
         seed: int = 1,
     ) -> None:
         super().__init__()
+        _check_variants(prompt_variants, group_unit, group_size)
         for name, value in (("rounds", rounds), ("groups_per_round", groups_per_round)):
             if value < 1:
                 raise ValueError(f"data.{name} is {value}: it must be at least 1")
@@ -108,17 +122,20 @@ class PromptGroupDataModule(L.LightningDataModule):
         self.groups_per_round = groups_per_round
         self.validation_problems = validation_problems
         self.max_prompt_tokens = max_prompt_tokens
+        self.prompt_variants = tuple(prompt_variants)
         self.seed = seed
 
     def setup(self, stage: str) -> None:
         """Read the problems and make every prompt, so that what is wrong with one shows before a model is loaded."""
         self._check_processes()
         tokenizer, template = load_tokenizer(self.policy)
+        self.templates = (template, *self.prompt_variants)
+        _check_ids(self.templates)
         train = read_problems(self.problems / "train.jsonl")
         validation = problem_order(read_problems(self.problems / "validation.jsonl"), self.seed, 0)
-        self.train_rounds = self._train_rounds(train, tokenizer, template)
+        self.train_rounds = self._train_rounds(train, tokenizer)
         self.validation_groups = self._groups(
-            [(problem, 0) for problem in validation[: self.validation_problems]], tokenizer, template
+            [(problem, 0) for problem in validation[: self.validation_problems]], tokenizer, (template,)
         )
 
     def train_dataloader(self) -> ResumableRoundLoader:
@@ -128,20 +145,29 @@ class PromptGroupDataModule(L.LightningDataModule):
         groups = self.validation_groups
         return RoundLoader([RoundOfGroups(0, self._share(groups))] if groups else [])
 
-    def _train_rounds(
-        self, problems: list[Problem], tokenizer: PreTrainedTokenizerBase, template: PromptTemplate
-    ) -> list[RoundOfGroups]:
+    def _train_rounds(self, problems: list[Problem], tokenizer: PreTrainedTokenizerBase) -> list[RoundOfGroups]:
         needed = self.rounds * self.groups_per_round
         passes = -(-needed // len(problems))
         visits = [(p, visit) for visit in range(passes) for p in problem_order(problems, self.seed, visit)]
-        groups = self._groups(visits[:needed], tokenizer, template)
-        per_round = self.groups_per_round
-        return [RoundOfGroups(r, self._share(groups[r * per_round : (r + 1) * per_round])) for r in range(self.rounds)]
+        groups = self._groups(visits[:needed], tokenizer, self.templates)
+        variants = len(self.templates)
+        size = self.groups_per_round * variants
+        return [
+            RoundOfGroups(r, self._share(groups[r * size : (r + 1) * size], variants), variants)
+            for r in range(self.rounds)
+        ]
 
     def _groups(
-        self, problems: Sequence[tuple[Problem, int]], tokenizer: PreTrainedTokenizerBase, template: PromptTemplate
+        self,
+        problems: Sequence[tuple[Problem, int]],
+        tokenizer: PreTrainedTokenizerBase,
+        templates: Sequence[PromptTemplate],
     ) -> list[PromptGroup]:
-        groups = [prompt_group(template, tokenizer, problem, occurrence) for problem, occurrence in problems]
+        groups = [
+            prompt_group(template, tokenizer, problem, occurrence)
+            for problem, occurrence in problems
+            for template in templates
+        ]
         too_long = [group for group in groups if len(group.prompt_tokens) > self.max_prompt_tokens]
         if too_long:
             longest = max(too_long, key=lambda group: len(group.prompt_tokens))
@@ -152,9 +178,10 @@ class PromptGroupDataModule(L.LightningDataModule):
             )
         return groups
 
-    def _share(self, groups: Sequence[PromptGroup]) -> tuple[PromptGroup, ...]:
-        """This process's groups: whole groups, dealt out in turn."""
-        return tuple(groups[self._rank :: self._processes])
+    def _share(self, prompts: Sequence[PromptGroup], variants: int = 1) -> list[PromptGroup]:
+        """This process's prompts: those of whole groups, dealt out in turn."""
+        mine = range(self._rank * variants, len(prompts), self._processes * variants)
+        return [prompt for start in mine for prompt in prompts[start : start + variants]]
 
     @property
     def _rank(self) -> int:
@@ -177,3 +204,30 @@ class PromptGroupDataModule(L.LightningDataModule):
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Prompt groups are plain values; they become tensors on the device when they are sampled."""
         return batch
+
+
+def _check_variants(variants: Sequence[PromptTemplate], group_unit: GroupUnit, group_size: int | None) -> None:
+    if variants and group_unit == "problem":
+        raise ValueError(
+            "data.prompt_variants is given, but model.round.group_unit is problem, which compares completions of one "
+            "prompt: set it to problem_over_variants, or take the variants out"
+        )
+    if group_unit == "problem_over_variants" and not variants:
+        raise ValueError(
+            "model.round.group_unit is problem_over_variants, but data.prompt_variants is empty: name the templates "
+            "that a problem may be asked with, beside the policy's own"
+        )
+    if group_size is not None and group_size % (len(variants) + 1):
+        raise ValueError(
+            f"model.round.group_size is {group_size}, which the {len(variants) + 1} variants of a prompt cannot share "
+            f"evenly: make it a multiple of {len(variants) + 1}"
+        )
+
+
+def _check_ids(templates: Sequence[PromptTemplate]) -> None:
+    ids = [template.id for template in templates]
+    if len(set(ids)) < len(ids):
+        raise ValueError(
+            f"data.prompt_variants and the policy's template have the ids {ids}: give each template one of its own, "
+            "the record and the random numbers tell them apart by it"
+        )

@@ -6,10 +6,9 @@ resumed one replaces the rounds it runs again. ``docs/records.md`` explains each
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +17,20 @@ import pyarrow.parquet as pq
 
 from grpo.records import ScoredRollout
 from grpo.rewards import RewardComponent
-from grpo.rollouts.flat_groups import GroupVerdict
-from grpo.rollouts.sampling import SamplingSettings
+from grpo.rollouts.group_keys import GroupUnit, group_key
+from grpo.training.round_decisions import Decision
+
+Table = Literal["rollouts", "validation"]
+
+TOOL_CALL = pa.struct(
+    [("name", pa.string()), ("argument", pa.string()), ("result", pa.string()), ("valid", pa.bool_())]
+)
 
 ROLLOUTS_SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
         ("run_id", pa.string()),
+        ("group_id", pa.string()),
         ("round", pa.int32()),
         ("purpose", pa.string()),
         ("problem_id", pa.string()),
@@ -35,15 +41,22 @@ ROLLOUTS_SCHEMA = pa.schema(
         ("occurrence", pa.int32()),
         ("member", pa.int32()),
         ("draw", pa.int32()),
+        ("context_sha256", pa.string()),
+        ("tools", pa.string()),
         ("sampling_settings", pa.string()),
         ("policy_version", pa.int32()),
+        ("engine", pa.string()),
         ("completion_text", pa.string()),
         ("completion_tokens", pa.list_(pa.int32())),
+        ("completion_drawn", pa.list_(pa.bool_())),
+        ("tool_calls", pa.list_(TOOL_CALL)),
         ("finish_reason", pa.string()),
         ("end_token_id", pa.int32()),
         ("old_logprobs", pa.list_(pa.float32())),
+        ("sampling_logprobs", pa.list_(pa.float32())),
         ("reward_raw", pa.map_(pa.string(), pa.float64())),
         ("reward_weighted", pa.map_(pa.string(), pa.float64())),
+        ("reward_steps", pa.map_(pa.string(), pa.float64())),
         ("reward", pa.float64()),
         ("unscored_reason", pa.string()),
     ]
@@ -58,21 +71,10 @@ UPDATES_SCHEMA = pa.schema(
         ("centred", pa.float64()),
         ("advantage", pa.float64()),
         ("reference_logprobs", pa.list_(pa.float32())),
+        ("reference_version", pa.int32()),
         ("loss_tokens", pa.int32()),
     ]
 )
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a round decided about one rollout: a row of the ``updates`` table."""
-
-    rollout_id: str
-    verdict: GroupVerdict
-    centred: float
-    advantage: float
-    reference_logprobs: tuple[float, ...] | None
-    loss_tokens: int
 
 
 class RolloutLog:
@@ -83,7 +85,7 @@ class RolloutLog:
         run_id: the run's fingerprint, kept in every row.
         rank: this process among those that train.
         components: the reward's components, for their weights.
-        sampling: how the tokens were drawn.
+        group_unit: what rollouts with one group id have in common.
     """
 
     def __init__(
@@ -92,23 +94,22 @@ class RolloutLog:
         run_id: str,
         rank: int,
         components: Mapping[str, RewardComponent],
-        sampling: SamplingSettings,
+        group_unit: GroupUnit = "problem",
     ) -> None:
         self.folder = folder
         self.run_id = run_id
         self.rank = rank
         self.components = components
-        self.sampling = json.dumps(asdict(sampling), sort_keys=True)
+        self.group_unit = group_unit
 
     def write_rollouts(
         self,
         round_index: int,
         groups: Sequence[Sequence[ScoredRollout]],
-        policy_version: int,
-        table: Literal["rollouts", "validation"] = "rollouts",
+        table: Table = "rollouts",
     ) -> None:
         """Every rollout of the round, before any filter; those of a validation into a table of their own."""
-        rows = [self._rollout_row(scored, policy_version) for group in groups for scored in group]
+        rows = [self._rollout_row(scored) for group in groups for scored in group]
         self._write(table, round_index, rows, ROLLOUTS_SCHEMA)
 
     def write_updates(self, round_index: int, decisions: Iterable[Decision]) -> None:
@@ -122,20 +123,23 @@ class RolloutLog:
                 "centred": decision.centred,
                 "advantage": decision.advantage,
                 "reference_logprobs": decision.reference_logprobs,
+                "reference_version": decision.reference_version,
                 "loss_tokens": decision.loss_tokens,
             }
             for decision in decisions
         ]
         self._write("updates", round_index, rows, UPDATES_SCHEMA)
 
-    def _rollout_row(self, scored: ScoredRollout, policy_version: int) -> dict[str, Any]:
+    def _rollout_row(self, scored: ScoredRollout) -> dict[str, Any]:
         rollout, key, group = scored.rollout, scored.rollout.key, scored.rollout.group
+        unit = group_key(rollout)
         raw = {name: score.value for name, score in scored.components.items()}
         weighted = {n: None if v is None else self.components[n].weight * v for n, v in raw.items()}
         reasons = [f"{name}: {score.reason}" for name, score in scored.components.items() if score.value is None]
         return {
             "rollout_id": key.rollout_id,
             "run_id": self.run_id,
+            "group_id": unit.id(self.group_unit),
             "round": key.round,
             "purpose": key.purpose,
             "problem_id": key.problem_id,
@@ -146,15 +150,22 @@ class RolloutLog:
             "occurrence": key.occurrence,
             "member": key.member,
             "draw": key.draw,
-            "sampling_settings": self.sampling,
-            "policy_version": policy_version,
+            "context_sha256": unit.context_sha256,
+            "tools": unit.tools,
+            "sampling_settings": unit.sampling_settings,
+            "policy_version": unit.policy_version,
+            "engine": unit.engine,
             "completion_text": rollout.text,
             "completion_tokens": rollout.tokens,
+            "completion_drawn": rollout.drawn,
+            "tool_calls": [asdict(call) for call in rollout.tool_calls],
             "finish_reason": rollout.finish_reason,
-            "end_token_id": None if rollout.truncated else rollout.tokens[-1],
+            "end_token_id": rollout.tokens[-1] if rollout.finish_reason == "end_token" else None,
             "old_logprobs": rollout.logprobs,
+            "sampling_logprobs": rollout.sampling_logprobs,
             "reward_raw": list(raw.items()),
             "reward_weighted": list(weighted.items()),
+            "reward_steps": list(scored.steps.items()),
             "reward": scored.reward,
             "unscored_reason": None if scored.scored else "; ".join(reasons),
         }

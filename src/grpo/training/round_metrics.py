@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean, pstdev
+from typing import get_args
 
-from grpo.records import ScoredRollout
-from grpo.rollouts.flat_groups import GroupVerdict, is_flat
+from torch import Tensor
+
+from grpo.records import FinishReason, SamplingPolicy, ScoredRollout
+from grpo.rewards import RewardComponent
+from grpo.rollouts.flat_groups import DrawnGroup, is_flat
+from grpo.rollouts.reward_transform import FULL_MARKS
+
+Groups = Sequence[Sequence[ScoredRollout]]
+
+# Those of rollout_metrics that are told by slice too, as slice/<slice>/<metric>.
+SLICE_METRICS = (
+    "reward/mean",
+    "reward/std_within_groups",
+    "reward/acceptance",
+    "groups/mixed",
+    "groups/duplicates",
+    "length/mean",
+    "length/truncated",
+)
 
 
 class PhaseClock:
@@ -17,67 +36,201 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
+        self._inside: str | None = None
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Count what happens inside as ``name``, on top of what is counted already."""
+        assert self._inside is None, f"phase {name} starts inside {self._inside}: its seconds would count twice"
+        self._inside = name
         start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self._inside = None
 
     def metrics(self) -> dict[str, float]:
-        """Seconds of each phase, and of the round since the clock was made."""
+        """Seconds of each phase, of the round since the clock was made, and of ``other``: the round less the phases."""
         whole = time.perf_counter() - self._start
-        return {f"seconds/{name}": value for name, value in (*self.seconds.items(), ("round", whole))}
+        seconds = {**self.seconds, "other": whole - math.fsum(self.seconds.values()), "round": whole}
+        return {f"seconds/{name}": value for name, value in seconds.items()}
 
 
-def rollout_metrics(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
-    """Statistics of a round's rollouts and of their groups; a metric without data is absent, never NaN."""
-    members = [member for group in groups for member in group]
-    finished = [len(m.rollout.tokens) for m in members if not m.rollout.truncated]
-    duplicates = sum(len(group) - len({m.rollout.tokens for m in group}) for group in groups)
+def rollout_metrics(groups: Groups, components: Mapping[str, RewardComponent] | None = None) -> dict[str, float]:
+    """Statistics of a round's rollouts and of their groups, over all and, where there are several, by slice.
+
+    A metric without data is absent, never NaN; without groups there is none.
+
+    Args:
+        groups: of all processes; unscored members count where no reward is asked for.
+        components: those that scored the rollouts; their weights tell what acceptance asks for, which is
+            absent without them.
+    """
+    groups = [group for group in groups if group]
+    if not groups:
+        return {}
+    metrics = _metrics(groups, components)
+    slices = _by_slice(groups)
+    for name, part in slices.items() if len(slices) > 1 else ():
+        own = _metrics(part, components)
+        metrics |= {f"slice/{name}/{metric}": own[metric] for metric in SLICE_METRICS if metric in own}
+    return metrics
+
+
+def advantage_metrics(
+    groups: Groups, advantages: Tensor | Sequence[Sequence[float]], in_update: Sequence[bool]
+) -> dict[str, float]:
+    """Where the signal of an update came from.
+
+    Args:
+        groups: ``P`` groups of ``G`` members, of all processes.
+        advantages: ``[P, G]``, in the same order.
+        in_update: ``[P]``: whether the group is in the update.
+
+    Raises:
+        ValueError: the three do not have the same shape.
+    """
+    rows = advantages.tolist() if isinstance(advantages, Tensor) else advantages
+    by_problem: defaultdict[str, float] = defaultdict(float)
+    by_slice = dict.fromkeys(_by_slice(groups), 0.0)
+    for group, row, inside in zip(groups, rows, in_update, strict=True):
+        for member, advantage in zip(group, row, strict=True):
+            if inside:
+                problem = member.rollout.group.problem
+                by_problem[problem.id] += abs(advantage)
+                by_slice[problem.slice] += abs(advantage)
+    total = math.fsum(by_problem.values())
+    if not 0 < total < math.inf:
+        return {}
+    shares = [value / total for value in by_problem.values()]
     metrics = {
-        "length/mean": fmean(len(m.rollout.tokens) for m in members),
-        "length/truncated": fmean(m.rollout.truncated for m in members),
-        "groups/duplicates": duplicates / len(members),
+        "advantage/largest_problem": max(shares),
+        "advantage/effective_problems": 1 / math.fsum(share**2 for share in shares),
+    }
+    if len(by_slice) > 1:
+        metrics |= {f"slice/{name}/advantage/share": value / total for name, value in by_slice.items()}
+    return metrics
+
+
+def round_counts(groups: Sequence[Sequence[DrawnGroup]], tokens_in_loss: int) -> dict[str, int]:
+    """What a round adds to the run's ledger, counted here and not from the record, so that the two can be compared.
+
+    Args:
+        groups: of all processes, every draw of each.
+        tokens_in_loss: of all processes.
+    """
+    draws = [draw for group in groups for draw in group]
+    members = [member for draw in draws for member in draw.members]
+    return dict(Counter(f"groups_{draw.verdict.verdict}" for draw in draws)) | {
+        "rounds": 1,
+        "groups": len(draws),
+        "rollouts": len(members),
+        "tokens_sampled": sum(map(_length, members)),
+        "tokens_in_loss": tokens_in_loss,
+    }
+
+
+def is_accepted(member: ScoredRollout, components: Mapping[str, RewardComponent]) -> bool | None:
+    """Whether each component with a positive weight that applies gave full marks.
+
+    None where the rollout is unscored or no such component applies: there is nothing to accept.
+    """
+    if not member.scored:
+        return None
+    scores = [score for name, score in member.components.items() if components[name].weight > 0]
+    values = [score.value for score in scores if score.value is not None]
+    return all(value >= FULL_MARKS for value in values) if values else None
+
+
+def _metrics(groups: Groups, components: Mapping[str, RewardComponent] | None) -> dict[str, float]:
+    members = [member for group in groups for member in group]
+    scored = [group for group in groups if any(member.scored for member in group)]
+    copies = sum(len(group) - len({m.rollout.tokens for m in group}) for group in groups)
+    metrics = {
+        "groups/duplicates": copies / len(members),
         "groups/distinct": fmean(len({m.rollout.text for m in group}) for group in groups),
         "reward/unscored": fmean(not m.scored for m in members),
     }
-    if finished:
-        metrics["length/finished_mean"] = fmean(finished)
-    return metrics | _reward_metrics(groups)
+    metrics |= _length_metrics(members) | _tool_metrics(members) | _mean_scores(members)
+    if scored:
+        metrics |= _reward_metrics(scored)
+        metrics |= {} if components is None else _acceptance_metrics(scored, components)
+    return metrics
 
 
-def round_counts(groups: Sequence[Sequence[ScoredRollout]], verdicts: Sequence[GroupVerdict]) -> dict[str, int]:
-    """What a round adds to the run's ledger, counted here and not from the record, so that the two can be compared."""
-    counts = Counter(f"groups_{verdict.verdict}" for verdict in verdicts)
-    members = [member for group in groups for member in group]
-    trained = [
-        m for group, verdict in zip(groups, verdicts, strict=True) if verdict.in_update for m in group if m.scored
-    ]
-    return dict(counts) | {
-        "rounds": 1,
-        "groups": len(groups),
-        "rollouts": len(members),
-        "tokens_sampled": sum(len(member.rollout.tokens) for member in members),
-        "tokens_in_loss": sum(len(member.rollout.tokens) for member in trained),
-    }
-
-
-def _reward_metrics(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
-    rewards = [[m.reward for m in group if m.reward is not None] for group in groups]
-    scored = [group for group in rewards if group]
-    if not scored:
-        return {}
+def _length_metrics(members: Sequence[ScoredRollout]) -> dict[str, float]:
+    lengths = [_length(member) for member in members]
+    finished = [n for n, m in zip(lengths, members, strict=True) if m.rollout.finish_reason == "end_token"]
+    endings = Counter(member.rollout.finish_reason for member in members)
     metrics = {
-        "reward/mean": fmean(reward for group in scored for reward in group),
-        "reward/std_within_groups": fmean(pstdev(group) for group in scored),
-        "reward/std_batch": pstdev([reward for group in scored for reward in group]),
-        "groups/mixed": fmean(not is_flat(group) for group in groups if any(m.scored for m in group)),
+        "length/mean": fmean(lengths),
+        "length/max": float(max(lengths)),
+        "length/truncated": fmean(member.rollout.truncated for member in members),
+        "tokens/sampled": float(sum(lengths)),
     }
-    components: dict[str, list[float]] = {}
-    for member in (member for group in groups for member in group):
+    metrics |= {f"endings/{reason}": endings[reason] / len(members) for reason in get_args(FinishReason)}
+    return metrics | ({"length/finished_mean": fmean(finished)} if finished else {})
+
+
+def _tool_metrics(members: Sequence[ScoredRollout]) -> dict[str, float]:
+    """Tool calls, where there were tools to call."""
+    rollouts = [member.rollout for member in members]
+    if all(not r.tool_calls and r.sampling_policy.tools == SamplingPolicy.tools for r in rollouts):
+        return {}
+    return {
+        "tools/calls": fmean(len(r.tool_calls) for r in rollouts),
+        "tools/invalid_calls": fmean(r.invalid_tool_calls for r in rollouts),
+    }
+
+
+def _mean_scores(members: Sequence[ScoredRollout]) -> dict[str, float]:
+    """Mean of each component's raw value and of each step of the transform, over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for member in members:
         for name, score in member.components.items():
             if score.value is not None:
-                components.setdefault(name, []).append(score.value)
-    return metrics | {f"reward/{name}": fmean(values) for name, values in components.items()}
+                values.setdefault(f"reward/{name}", []).append(score.value)
+        for name, value in member.steps.items():
+            values.setdefault(f"reward/steps/{name}", []).append(value)
+    return {name: fmean(column) for name, column in values.items()}
+
+
+def _reward_metrics(groups: Groups) -> dict[str, float]:
+    """Of groups that have at least one scored member each."""
+    rewards = [[m.reward for m in group if m.reward is not None] for group in groups]
+    return {
+        "reward/mean": fmean(reward for group in rewards for reward in group),
+        "reward/std_within_groups": fmean(pstdev(group) for group in rewards),
+        "reward/std_between_groups": pstdev([fmean(group) for group in rewards]),
+        "reward/std_batch": pstdev([reward for group in rewards for reward in group]),
+        "groups/mixed": fmean(not is_flat(group) for group in groups),
+    }
+
+
+def _acceptance_metrics(groups: Groups, components: Mapping[str, RewardComponent]) -> dict[str, float]:
+    """Of groups that have at least one scored member each."""
+    accepted = [[is_accepted(member, components) for member in group if member.scored] for group in groups]
+    judged = [verdict for group in accepted for verdict in group if verdict is not None]
+    if not judged:
+        return {}
+    flat = [set(verdicts) for group, verdicts in zip(groups, accepted, strict=True) if is_flat(group)]
+    return {
+        "reward/acceptance": fmean(judged),
+        "groups/flat_accepted": sum(verdicts == {True} for verdicts in flat) / len(groups),
+        "groups/flat_rejected": sum(verdicts == {False} for verdicts in flat) / len(groups),
+    }
+
+
+def _by_slice(groups: Groups) -> dict[str, list[Sequence[ScoredRollout]]]:
+    slices: dict[str, list[Sequence[ScoredRollout]]] = {}
+    for group in groups:
+        if group:
+            slices.setdefault(group[0].rollout.group.problem.slice, []).append(group)
+    return dict(sorted(slices.items()))
+
+
+def _length(member: ScoredRollout) -> int:
+    """Tokens that the policy drew: those that a tool put into its context are not its own."""
+    return sum(member.rollout.drawn_mask)

@@ -1,9 +1,10 @@
-"""Where the metrics of a round go: a CSV file always, and W&B."""
+"""Where the metrics of a round go: a CSV file always, a line on standard output where that is a file, and W&B."""
 
 from __future__ import annotations
 
 import csv
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,10 +80,41 @@ class RoundCSVLogger(Logger):
         os.replace(aside, self.path)
 
 
+class RoundLineLogger(Logger):
+    """A line a round on standard output, for a log file: no progress bar shows there."""
+
+    SHOWN = {
+        "reward": "reward/mean",
+        "mixed": "groups/mixed",
+        "kl": "loss/kl",
+        "validation reward": "validation/reward/mean",
+        "seconds": "seconds/round",
+    }
+
+    @property
+    def name(self) -> str:
+        return "lines"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """The configuration stands in ``run.json``."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        values = [f"{label} {metrics[name]:.3g}" for label, name in self.SHOWN.items() if name in metrics]
+        print(f"round {step}: {', '.join(values)}", flush=True)
+
+
 def run_loggers(folder: Path, run_id: str, wandb: WandbSettings) -> list[Logger]:
     """The loggers of a run, new for each run: none keeps a handle of an earlier one."""
     mode = os.environ.get("WANDB_MODE") or wandb.mode
     loggers: list[Logger] = [RoundCSVLogger(folder)]
+    if not sys.stdout.isatty():
+        loggers.append(RoundLineLogger())
     if mode != "disabled":
         folder.mkdir(parents=True, exist_ok=True)
         loggers.append(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from grpo.maths.group_advantages import Baseline, Scale, group_advantages
 from grpo.maths.grpo_loss import KLEstimator, Ratio, Reduction, grpo_loss
+from grpo.rollouts.flat_groups import AtLimit, FlatGroups
+from grpo.rollouts.group_keys import GroupUnit
+from grpo.rollouts.reward_transform import RewardTransform
+from grpo.rollouts.sampling import SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,11 @@ class AdvantageSettings:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _try_out("advantages", lambda: group_advantages(torch.zeros(1, 2), **asdict(self)))
+        _try_out("advantages", lambda: group_advantages(torch.zeros(1, 2), **self.options()))
+
+    def options(self) -> dict[str, Any]:
+        """What ``group_advantages`` takes by the same name."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,15 @@ class LossSettings:
         constant_length: the divisor's length, for ``constant``.
         kl_beta: weight of the KL term beside the loss; 0 loads no reference.
         kl_estimator: ``k1``, ``k2`` or ``k3``.
+        kl_on_flat_groups: whether flat groups that are kept feel the KL term.
+        reference_refresh_rounds: the reference becomes the policy after every so many rounds; null keeps
+            it as it was at the start.
+        entropy_bonus: weight of the entropy, taken off the loss.
+        old_logprobs: what stands under the ratio: ``recomputed`` by the training pass at the weights that
+            sampled (which costs a pass only where round.minibatches is above 1), or ``recorded`` by the sampler.
+        mismatch_cap: bound on the weight that makes up for a difference between the distribution that was sampled
+            from and the policy (truncated importance sampling); null for no correction.
+        mask_truncated: take completions that were cut off out of the loss; they stay in the baseline.
     """
 
     clip_low: float = 0.2
@@ -55,14 +72,34 @@ class LossSettings:
     constant_length: int | None = None
     kl_beta: float = 0.04
     kl_estimator: KLEstimator = "k3"
+    kl_on_flat_groups: bool = True
+    reference_refresh_rounds: int | None = None
+    entropy_bonus: float = 0.0
+    old_logprobs: Literal["recomputed", "recorded"] = "recomputed"
+    mismatch_cap: float | None = None
+    mask_truncated: bool = False
 
     def __post_init__(self) -> None:
         token = torch.zeros(1, 1)
         mask, ids = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
-        _try_out(
-            "loss",
-            lambda: grpo_loss(token, token, token[0], mask, reference_logprobs=token, group_ids=ids, **asdict(self)),
-        )
+        options = self.options() | {"reduction": self.reduction, "constant_length": self.constant_length}
+        options |= {"reference_logprobs": token, "entropy": token, "sampling_logprobs": token, "group_ids": ids}
+        _try_out("loss", lambda: grpo_loss(token, token, token[0], mask, **options))
+        refresh = self.reference_refresh_rounds
+        if refresh is not None and refresh < 1:
+            raise ValueError(
+                f"loss.reference_refresh_rounds is {refresh}: give a number of rounds, or null to keep the reference"
+            )
+        if refresh is not None and self.kl_beta == 0:
+            raise ValueError(
+                f"loss.reference_refresh_rounds is {refresh}, but loss.kl_beta is 0 and no reference is loaded: "
+                "set one of them otherwise"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """What ``grpo_loss`` takes by the same name; the reduction goes into the token weights instead."""
+        names = ("clip_low", "clip_high", "dual_clip", "ratio", "kl_beta", "kl_estimator", "entropy_bonus")
+        return {name: getattr(self, name) for name in (*names, "mismatch_cap")}
 
 
 @dataclass(frozen=True)
@@ -109,17 +146,29 @@ class RoundSettings:
     """What happens in a round: sample, reward, compare, update.
 
     Args:
-        group_size: completions of each prompt, compared with one another.
+        group_size: completions of each problem, compared with one another.
+        group_unit: what a group is: a ``problem`` under one prompt, or a ``problem_over_variants`` of the
+            prompt, which share the group's completions evenly.
         flat_groups: groups whose rewards are all equal are ``keep``-ed in the denominators with
-            advantage 0 (the original objective), or ``skip``-ped.
-        updates: optimiser steps on the same rollouts.
+            advantage 0 (the original objective), ``skip``-ped, or ``resample``-d.
+        max_draws: draws of a group in all, under ``resample``.
+        at_limit: what becomes of a group whose last draw is flat: ``keep``, ``skip``, or ``fail`` the run.
+        epochs: passes over a round's rollouts.
+        minibatches: optimiser steps a pass, each on its own part of the rollouts.
+        minibatch_split: whether those parts are of whole ``groups`` or of ``rows``; advantages are those of
+            the whole groups in both.
         max_failure_share: stop when more than this share of a round's rollouts could not be scored.
         validation_samples: completions of each validation problem.
     """
 
     group_size: int = 8
-    flat_groups: Literal["keep", "skip"] = "skip"
-    updates: int = 1
+    group_unit: GroupUnit = "problem"
+    flat_groups: FlatGroups = "skip"
+    max_draws: int = 4
+    at_limit: AtLimit = "skip"
+    epochs: int = 1
+    minibatches: int = 1
+    minibatch_split: Literal["groups", "rows"] = "groups"
     max_failure_share: float = 0.1
     validation_samples: int = 2
 
@@ -129,12 +178,55 @@ class RoundSettings:
                 f"round.group_size is {self.group_size}: an advantage compares the members of a group, so it needs "
                 "at least 2 (8 is usual)"
             )
-        if self.updates < 1:
-            raise ValueError(f"round.updates is {self.updates}: it must be at least 1")
+        for name in ("max_draws", "epochs", "minibatches", "validation_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"round.{name} is {getattr(self, name)}: it must be at least 1")
+        if self.flat_groups == "resample" and self.max_draws < 2:
+            raise ValueError(
+                f"round.max_draws is {self.max_draws}, which leaves no draw to resample: raise it, or set "
+                "round.flat_groups to keep or skip"
+            )
         if not 0 <= self.max_failure_share <= 1:
             raise ValueError(f"round.max_failure_share is {self.max_failure_share}: choose from 0 (none) to 1 (all)")
-        if self.validation_samples < 1:
-            raise ValueError(f"round.validation_samples is {self.validation_samples}: it must be at least 1")
+
+
+def check_together(
+    sampling: SamplingSettings,
+    round: RoundSettings,
+    advantages: AdvantageSettings,
+    optimizer: OptimizerSettings,
+    transform: RewardTransform,
+) -> None:
+    """Refuse settings that are each sound and do not go together.
+
+    Raises:
+        ValueError: naming the keys, their values and what to change.
+    """
+    if sampling.temperature == 0:
+        raise ValueError(
+            "sampling.temperature is 0: a greedy group is G copies of one completion, with nothing to compare; "
+            "train at a positive temperature (1 is usual)"
+        )
+    if advantages.baseline in ("batch_mean", "none") and round.flat_groups != "keep":
+        raise ValueError(
+            f"round.flat_groups is {round.flat_groups} with advantages.baseline {advantages.baseline}: without a "
+            "baseline of its own a flat group has a signal, so set round.flat_groups to keep"
+        )
+    if transform.invalid_tool_penalty and sampling.tools is None:
+        raise ValueError(
+            f"reward_transform.invalid_tool_penalty is {transform.invalid_tool_penalty}, but sampling.tools is null "
+            "and no call can be made: set it to 0, or name the tools"
+        )
+    # The members of a group are sampled and trained on side by side, since they share the pass over their prompt.
+    for name, rows in (
+        ("sampling.max_rows", sampling.max_rows),
+        ("optimizer.micro_batch_rows", optimizer.micro_batch_rows),
+    ):
+        if rows < round.group_size:
+            raise ValueError(
+                f"{name} is {rows}, less than round.group_size = {round.group_size}: a group stays together, "
+                f"so raise it to {round.group_size} or lower the group size"
+            )
 
 
 def _try_out(section: str, use: Callable[[], object]) -> None:

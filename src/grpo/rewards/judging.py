@@ -1,0 +1,117 @@
+"""Checks in worker processes: in parallel, each completion within its limit, and no crash of theirs is ours.
+
+A check is the fork's own code on text that a policy made up: it may loop, run out of memory or take its
+process with it. Here that costs one completion its score, with the reason, and one worker, which is replaced.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as TooLate
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
+
+from grpo.records import Problem, Score
+from grpo.rewards import BatchReward, Reward, RewardComponent, judge, judge_batch
+
+# In a worker: the checks by name, unpickled once, before any clock runs.
+_CHECKS: dict[str, Reward] = {}
+
+
+class Judges:
+    """Runs the checks of a set of components.
+
+    A check with a limit runs in worker processes. One without a limit, and one that cannot be sent to another
+    process (a lambda, a local function), runs in this process; a :class:`BatchReward` gets all completions at
+    once, in this process.
+
+    Args:
+        components: checks and limits by name.
+        workers: processes; they are started when the first check needs one.
+    """
+
+    def __init__(self, components: Mapping[str, RewardComponent], workers: int = 2) -> None:
+        self.components = components
+        self.workers = workers
+        self._pooled = {
+            name: pickled
+            for name, component in components.items()
+            if component.limit_seconds is not None
+            and not isinstance(component.check, BatchReward)
+            and (pickled := _pickled(component.check)) is not None
+        }
+        self._pool: ProcessPool | None = None
+
+    def judge(self, items: Sequence[tuple[Problem, str]]) -> list[dict[str, Score]]:
+        """The scores of each completion by component, in the order of ``items``.
+
+        Whatever goes wrong in a check makes its score unscorable, with the reason; nothing is raised.
+        """
+        waiting = {
+            name: [self._start(name, *item) for item in items] if name in self._pooled else None
+            for name in self.components
+        }
+        columns = {
+            name: [self._finish(name, future) for future in futures] if futures is not None else self._here(name, items)
+            for name, futures in waiting.items()
+        }
+        return [{name: column[i] for name, column in columns.items()} for i in range(len(items))]
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.stop()  # type: ignore[no-untyped-call]
+            self._pool.join()
+            self._pool = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, name: str, problem: Problem, completion: str) -> ProcessFuture[Score]:
+        if self._pool is None:
+            # Not forked: this process may hold locks of threads, which a copy of it would wait for for ever.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPool(self.workers, initializer=_take, initargs=(self._pooled,), context=context)
+        limit = self.components[name].limit_seconds
+        return self._pool.schedule(_judge, args=(name, problem, completion), timeout=limit)
+
+    def _finish(self, name: str, future: ProcessFuture[Score]) -> Score:
+        try:
+            return future.result()
+        except TooLate:
+            return Score.unscorable(f"no verdict within limit_seconds = {self.components[name].limit_seconds:g}")
+        except ProcessExpired as error:
+            return Score.unscorable(f"the check ended its process (exit code {error.exitcode})")
+
+    def _here(self, name: str, items: Sequence[tuple[Problem, str]]) -> list[Score]:
+        check = self.components[name].check
+        if isinstance(check, BatchReward):
+            return judge_batch(check, items)
+        return [judge(check, problem, completion) for problem, completion in items]
+
+
+def _pickled(value: object) -> bytes | None:
+    with suppress(pickle.PicklingError, TypeError, AttributeError):
+        return pickle.dumps(value)
+    return None
+
+
+def _take(pickled: Mapping[str, bytes]) -> None:
+    _CHECKS.update({name: pickle.loads(check) for name, check in pickled.items()})
+
+
+def _judge(name: str, problem: Problem, completion: str) -> Score:
+    score = judge(_CHECKS[name], problem, completion)
+    if _pickled(score) is None:
+        return Score.unscorable("the score holds parts that cannot be sent back from a worker: make them plain data")
+    return score

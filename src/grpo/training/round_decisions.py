@@ -1,0 +1,63 @@
+"""What a round decided about each of its rollouts: the rows of the record's second table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from grpo.rollouts.flat_groups import DrawnGroup, GroupVerdict
+from grpo.training.policy_update import UpdateRow
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a round decided about one rollout.
+
+    ``centred`` and ``advantage`` are None for a draw that another took the place of: it was compared with nothing.
+    """
+
+    rollout_id: str
+    verdict: GroupVerdict
+    centred: float | None
+    advantage: float | None
+    reference_logprobs: tuple[float, ...] | None
+    reference_version: int | None
+    loss_tokens: int
+
+
+def round_decisions(
+    draws: Sequence[Sequence[DrawnGroup]],
+    centred: Tensor,
+    advantages: Tensor,
+    rows: Sequence[UpdateRow],
+    reference: Mapping[str, tuple[float, ...]],
+    reference_version: int,
+) -> Iterator[Decision]:
+    """One decision a rollout, of every draw.
+
+    Args:
+        draws: of each group, in their order; the last is the one that was compared.
+        centred: ``[P, G]``, rewards of the last draws minus their baseline.
+        advantages: ``[P, G]``, the same scaled.
+        rows: what took part in the updates.
+        reference: the reference's log-probabilities by rollout id.
+        reference_version: optimiser steps behind the reference's weights.
+    """
+    tokens = {row.rollout_id: sum(row.counted_tokens) for row in rows}
+    for i, group in enumerate(draws):
+        for place, draw in enumerate(group):
+            compared = place == len(group) - 1
+            for j, member in enumerate(draw.members):
+                name = member.rollout.key.rollout_id
+                anchor = reference.get(name) if tokens.get(name) else None
+                yield Decision(
+                    rollout_id=name,
+                    verdict=draw.verdict,
+                    centred=float(centred[i, j]) if compared else None,
+                    advantage=float(advantages[i, j]) if compared else None,
+                    reference_logprobs=anchor,
+                    reference_version=None if anchor is None else reference_version,
+                    loss_tokens=tokens.get(name, 0),
+                )

@@ -1,0 +1,160 @@
+"""Checks in worker processes: what a check does to its process must not be done to ours."""
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grpo.records import Problem, Score
+from grpo.rewards import Reward, RewardComponent
+from grpo.rewards.judging import Judges
+
+PROBLEM = Problem("p", "1 + 1 =", "2", "sums")
+
+
+def right(problem: Problem, completion: str) -> Score:
+    return Score(float(completion == problem.answer))
+
+
+def obeys(_: Problem, completion: str) -> Score:
+    """Does what the completion says."""
+    if completion == "loop":
+        while True:
+            pass
+    if completion == "sleep":
+        time.sleep(60)
+    if completion == "exit":
+        os._exit(7)
+    if completion == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if completion == "leave":
+        sys.exit(0)
+    if completion == "raise":
+        raise RuntimeError("no")
+    if completion == "unsendable":
+        return Score(1.0, parts={"f": lambda: 0})
+    if completion == "nan":
+        return Score(float("nan"))
+    return Score(0.5, parts={"process": os.getpid()})
+
+
+class Batch:
+    def __init__(self, lose: int = 0) -> None:
+        self.lose = lose
+        self.batches: list[int] = []
+
+    def __call__(self, problem: Problem, completion: str) -> Score:
+        return self.score_batch([(problem, completion)])[0]
+
+    def score_batch(self, items: Sequence[tuple[Problem, str]]) -> list[Score]:
+        self.batches.append(len(items))
+        if any(text == "raise" for _, text in items):
+            raise RuntimeError("the server is down")
+        return [Score(float(len(text))) for _, text in items][self.lose :]
+
+
+@pytest.fixture(scope="module")
+def judges() -> Iterator[Judges]:
+    with Judges({"right": RewardComponent(right), "obeys": RewardComponent(obeys, limit_seconds=1.0)}) as made:
+        yield made
+
+
+def said(judges: Judges, *completions: str) -> list[dict[str, Score]]:
+    return judges.judge([(PROBLEM, text) for text in completions])
+
+
+def test_scores_come_in_the_order_of_the_completions_from_other_processes(judges: Judges) -> None:
+    scores = said(judges, *(str(i % 3) for i in range(50)))
+    assert [score["right"].value for score in scores] == [float(i % 3 == 2) for i in range(50)]
+    assert os.getpid() not in {score["obeys"].parts["process"] for score in scores}
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        ("loop", "no verdict within limit_seconds = 1"),
+        ("sleep", "no verdict within limit_seconds = 1"),
+        ("exit", r"ended its process \(exit code 7\)"),
+        ("die", r"ended its process \(exit code -9\)"),
+        ("leave", "SystemExit: 0"),
+        ("raise", "RuntimeError: no"),
+        ("unsendable", "parts that cannot be sent back from a worker"),
+        ("nan", "the reward's value is nan"),
+    ],
+)
+def test_what_one_completion_does_costs_it_its_score_and_no_other(judges: Judges, order: str, reason: str) -> None:
+    start = time.monotonic()
+    before, bad, after = (score["obeys"] for score in said(judges, "a", order, "b"))
+    assert time.monotonic() - start < 1.0 + 5.0  # the limit, and a busy machine's new worker
+    assert (before.value, bad.value, after.value) == (0.5, None, 0.5)
+    assert re.search(reason, bad.reason), bad.reason
+
+
+def test_a_check_that_cannot_be_sent_away_runs_here(judges: Judges) -> None:
+    here: list[int] = []
+
+    def local(_: Problem, completion: str) -> Score:
+        here.append(os.getpid())
+        return Score(float(len(completion)))
+
+    with Judges({"local": RewardComponent(local), "unlimited": RewardComponent(obeys, limit_seconds=None)}) as judges:
+        [scores] = said(judges, "abc")
+    assert scores["local"].value == 3.0
+    assert here == [os.getpid()]
+    assert scores["unlimited"].parts["process"] == os.getpid()
+
+
+def test_a_batch_is_judged_at_once_and_here() -> None:
+    check = Batch()
+    with Judges({"batch": RewardComponent(check)}) as judges:
+        assert [score["batch"].value for score in said(judges, "a", "bb", "")] == [1.0, 2.0, 0.0]
+        assert check.batches == [3]
+        assert said(judges) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [(Batch(), "RuntimeError: the server is down"), (Batch(lose=1), "returned 1 scores for 2 completions")],
+)
+def test_a_batch_that_fails_leaves_every_completion_unscored(check: Batch, reason: str) -> None:
+    texts = ("raise", "b") if check.lose == 0 else ("a", "b")
+    with Judges({"batch": RewardComponent(check)}) as judges:
+        scores = [score["batch"] for score in said(judges, *texts)]
+    assert [score.value for score in scores] == [None, None]
+    assert all(reason in score.reason for score in scores)
+
+
+def test_no_process_outlives_its_judges() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with Judges({"obeys": RewardComponent(obeys, limit_seconds=0.5)}) as judges:
+        said(judges, "a", "loop", "sleep", "exit")
+        assert set(psutil.Process().children(recursive=True)) - before
+    assert not set(psutil.Process().children(recursive=True)) - before
+
+
+def test_nothing_is_started_that_is_not_needed() -> None:
+    judges = Judges({"batch": RewardComponent(Batch())})
+    said(judges, "a")
+    assert judges._pool is None
+    judges.close()
+
+
+def test_imports_take_no_time_off_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker unpickles its checks before any clock runs."""
+    (tmp_path / "slow_to_import.py").write_text(
+        "import time\ntime.sleep(1.5)\nfrom grpo.records import Score\n\n\ndef check(problem, completion):\n"
+        "    return Score(1.0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    import slow_to_import  # type: ignore[import-not-found]
+
+    check: Reward = slow_to_import.check
+    with Judges({"slow": RewardComponent(check, limit_seconds=1.0)}, workers=1) as judges:
+        assert said(judges, "a")[0]["slow"].value == 1.0
