@@ -1,6 +1,7 @@
 """Checks in worker processes: what a check does to its process must not be done to ours."""
 
 import os
+import random
 import re
 import signal
 import sys
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from grpo.records import Problem, Score
-from grpo.rewards import Reward, RewardComponent
+from grpo.rewards import Reward, RewardComponent, judge
 from grpo.rewards.judging import Judges
 
 PROBLEM = Problem("p", "1 + 1 =", "2", "sums")
@@ -158,3 +159,27 @@ def test_imports_take_no_time_off_the_limit(tmp_path: Path, monkeypatch: pytest.
     check: Reward = slow_to_import.check
     with Judges({"slow": RewardComponent(check, limit_seconds=1.0)}, workers=1) as judges:
         assert said(judges, "a")[0]["slow"].value == 1.0
+
+
+def draws(_: Problem, completion: str) -> Score:
+    return Score(random.random(), parts={"text": completion})
+
+
+def test_a_check_that_draws_says_the_same_of_the_same_and_here_as_in_a_worker() -> None:
+    random.seed(5)
+    state = random.getstate()
+    with Judges({"pooled": RewardComponent(draws), "here": RewardComponent(draws, limit_seconds=None)}) as judges:
+        first, other, again = said(judges, "a", "b", "a")
+    assert first["pooled"].value == first["here"].value == again["pooled"].value != other["pooled"].value
+    assert random.getstate() == state
+
+
+def test_a_check_cannot_change_the_problem() -> None:
+    problem = Problem("p", "q", "2", "sums", {"tests": ["a"]})
+
+    def changes(seen: Problem, _: str) -> Score:
+        seen.metadata["tests"].clear()
+        return Score(1.0)
+
+    judge(changes, problem, "")
+    assert problem.metadata == {"tests": ["a"]}

@@ -5,16 +5,20 @@ without its end token. A value lies between 0 and 1, and 1 means full marks (a p
 negative weight, gives 0 for a clean completion): ``grpo prepare`` holds every reward to this on the gold
 answers. Text alone never makes a reward raise; where a check cannot be done (a sandbox that failed) it
 returns ``Score.unscorable(reason)``, and where it has nothing to say of the problem,
-``Score.not_applicable(reason)``.
+``Score.not_applicable(reason)``. A reward sees a copy of the problem, and Python's ``random`` keyed by what is
+judged: what it changes or draws changes nothing else, and a resumed run draws what the straight one did.
 
 ``configs/rewards.yaml`` names the components and their weights; training and preparing read that one file.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import random
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Protocol, runtime_checkable
@@ -93,12 +97,27 @@ def judge(check: Reward, problem: Problem, completion: str) -> Score:
     Everything that scores goes through here or through :func:`judge_batch`, so that a reward judges alike
     wherever it is used.
     """
-    return _guarded(lambda: [check(problem, completion)], 1)[0]
+    with _keyed_random(problem, completion):
+        return _guarded(lambda: [check(_own_copy(problem), completion)], 1)[0]
 
 
 def judge_batch(check: BatchReward, items: Sequence[tuple[Problem, str]]) -> list[Score]:
     """The scores of many completions; where the whole batch fails, each is unscorable with the reason."""
     return _guarded(lambda: check.score_batch(items), len(items))
+
+
+@contextmanager
+def _keyed_random(problem: Problem, completion: str) -> Iterator[None]:
+    state = random.getstate()
+    random.seed(f"{problem.id}\0{completion}".encode(errors="surrogatepass"))
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _own_copy(problem: Problem) -> Problem:
+    return replace(problem, metadata=copy.deepcopy(problem.metadata)) if problem.metadata else problem
 
 
 def _guarded(score: Callable[[], Sequence[object]], count: int) -> list[Score]:
@@ -117,7 +136,7 @@ def _guarded(score: Callable[[], Sequence[object]], count: int) -> list[Score]:
 def _sound_or_unscorable(score: object) -> Score:
     try:
         return _sound(score)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         return Score.unscorable(_reason(error))
 
 

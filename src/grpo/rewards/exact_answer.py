@@ -27,7 +27,7 @@ def final_answer(completion: str) -> str | None:
     >>> final_answer(" 42 <|im_end|>"), final_answer("42."), final_answer("It is\\n42"), final_answer(" ")
     ('42', '42', None, None)
     """
-    answer = completion[: _end(completion)].lstrip().removesuffix(".")
+    answer = completion[: text_end(completion)].lstrip().removesuffix(".")
     if len(answer.splitlines()) != 1 or not answer.strip() or answer.endswith((".", " ")):
         return None
     return answer
@@ -70,7 +70,7 @@ def tidied(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def _end(text: str) -> int:
+def text_end(text: str) -> int:
     """Where the text before trailing white space and end marks ends; an index, so that it stays linear."""
     end = len(text)
     while True:

@@ -52,15 +52,14 @@ class Judges:
 
         Whatever goes wrong in a check makes its score unscorable, with the reason; nothing is raised.
         """
-        waiting = {
-            name: [self._start(name, *item) for item in items] if name in self._pooled else None
-            for name in self.components
-        }
+        waiting = {name: [self._start(name, *item) for item in items] for name in self._pooled}
         columns = {
-            name: [self._finish(name, future) for future in futures] if futures is not None else self._here(name, items)
-            for name, futures in waiting.items()
+            name: [self._finish(name, future) for future in waiting[name]]
+            if name in waiting
+            else _column_here(component.check, items)
+            for name, component in self.components.items()
         }
-        return [{name: column[i] for name, column in columns.items()} for i in range(len(items))]
+        return _rows(columns, len(items))
 
     def close(self) -> None:
         """End the workers."""
@@ -93,11 +92,22 @@ class Judges:
         except ProcessExpired as error:
             return Score.unscorable(f"the check ended its process (exit code {error.exitcode})")
 
-    def _here(self, name: str, items: Sequence[tuple[Problem, str]]) -> list[Score]:
-        check = self.components[name].check
-        if isinstance(check, BatchReward):
-            return judge_batch(check, items)
-        return [judge(check, problem, completion) for problem, completion in items]
+
+def judge_here(
+    components: Mapping[str, RewardComponent], items: Sequence[tuple[Problem, str]]
+) -> list[dict[str, Score]]:
+    """The scores of each completion by component, judged in this process, one after the other and without a limit."""
+    return _rows({name: _column_here(component.check, items) for name, component in components.items()}, len(items))
+
+
+def _column_here(check: Reward, items: Sequence[tuple[Problem, str]]) -> list[Score]:
+    if isinstance(check, BatchReward):
+        return judge_batch(check, items)
+    return [judge(check, problem, completion) for problem, completion in items]
+
+
+def _rows(columns: Mapping[str, Sequence[Score]], count: int) -> list[dict[str, Score]]:
+    return [{name: column[i] for name, column in columns.items()} for i in range(count)]
 
 
 def _pickled(value: object) -> bytes | None:

@@ -1,0 +1,214 @@
+import json
+import pickle
+from fractions import Fraction
+from importlib import import_module
+
+import pytest
+from cases_folder import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo.records import Problem, Score
+from grpo.rewards.math_answer import LONGEST_ANSWER, MathAnswer, math_answer
+from grpo.rewards.math_processes import CHECKER, CheckFailed
+
+# Beside this file; `tests/` alone is on the path.
+ROWS = import_module("rewards.math_rows")
+
+
+def score(gold: str, completion: str) -> Score:
+    return math_answer(Problem("p", "q", gold, "s"), completion)
+
+
+def boxed(gold: str, answer: str) -> float | None:
+    return score(gold, f"\\boxed{{{answer}}}").value
+
+
+@pytest.mark.parametrize("rule", ROWS.ACCEPTED)
+def test_the_same_answer_is_accepted(rule: str) -> None:
+    assert [pair for pair in ROWS.ACCEPTED[rule] if boxed(*pair) != 1.0] == []
+
+
+@pytest.mark.parametrize("rule", ROWS.REJECTED)
+def test_another_answer_is_rejected(rule: str) -> None:
+    assert [pair for pair in ROWS.REJECTED[rule] if boxed(*pair) != 0.0] == []
+
+
+def test_every_answer_equals_itself() -> None:
+    golds = {gold for rows in (ROWS.ACCEPTED, ROWS.REJECTED) for pairs in rows.values() for gold, _ in pairs}
+    assert [gold for gold in sorted(golds) if boxed(gold, gold) != 1.0] == []
+
+
+@pytest.mark.parametrize("wrapped", ["{}", "${}$", r"\boxed{{{}}}", r"\({}\)", "so it is\n#### {}"])
+def test_gold_may_be_given_in_several_ways(wrapped: str) -> None:
+    assert boxed(wrapped.format("7"), "7.0") == 1.0
+    assert boxed(wrapped.format("7"), "8") == 0.0
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("204_5", "204"), (r"\int_0^5 1\,dx", "5")])
+def test_gold_and_answer_are_not_swapped(gold: str, answer: str) -> None:
+    """One pair that the exact rules decide and one for math-verify: each is right in one direction alone."""
+    assert boxed(gold, answer) == 1.0
+    assert boxed(answer, gold) == 0.0
+
+
+def test_the_collected_pairs() -> None:
+    rows = cases("cases/math_pairs.jsonl")
+    scores = math_answer.score_batch([(Problem("p", "q", row["gold"], "s"), row["completion"]) for row in rows])
+    wrong = [
+        (row["gold"], row["completion"], one.value)
+        for row, one in zip(rows, scores, strict=True)
+        if row["settled"] and one.value != float(row["verdict"] == "accept")
+    ]
+    assert wrong == []
+    assert None not in [one.value for one in scores]
+
+
+def test_the_score_says_what_was_read_and_what_decided() -> None:
+    assert score("5", r"\boxed{5}").parts == {"answer": "5", "found_by": "last box", "decided_by": "same text"}
+    assert score("5", "So 5.0 of them").parts["decided_by"] == "exact rules"
+    assert score(r"\sqrt8", r"\boxed{2\sqrt2}").parts["decided_by"] == "math-verify"
+    missing = score("5", r"\boxed{}")
+    assert missing.parts == {"answer": None, "found_by": "empty box", "decided_by": "no answer"}
+    assert (missing.value, missing.reason) == (0.0, "empty box")
+    json.dumps(dict(missing.parts))
+
+
+@pytest.mark.parametrize(
+    "completion", ["", " ", "None", "null", "\x00", r"\boxed{\ud800}", "5" * 100_000, "x" * 100_000]
+)
+def test_odd_completions_are_wrong_and_no_failure(completion: str) -> None:
+    assert score("5", completion).value == 0.0
+
+
+def test_a_very_long_answer_is_not_read_unless_it_is_gold() -> None:
+    long = "7" * (LONGEST_ANSWER + 1)
+    assert score("5", f"\\boxed{{{long}}}").parts["decided_by"] == "too long"
+    assert boxed(long, long) == 1.0
+    assert boxed(long, long[:-1] + "8") == 0.0
+
+
+@pytest.mark.parametrize("gold", ["", r"x^2 + \frac{", r"a \oplus \heartsuit"])
+def test_gold_that_cannot_be_read_is_unscorable(gold: str) -> None:
+    judged = score(gold, r"\boxed{\sqrt{2}x}")
+    assert judged.value is None
+    assert "gold" in judged.reason
+
+
+def test_a_failed_check_is_no_zero_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> bool:
+        raise CheckFailed("the checking process died")
+
+    monkeypatch.setattr(CHECKER, "same", fail)
+    check = MathAnswer()
+    scores = check.score_batch(
+        [(Problem("p", "q", r"\sqrt8", "s"), r"\boxed{2\sqrt2}"), (Problem("p", "q", "5", "s"), "5")]
+    )
+    assert [one.value for one in scores] == [None, 1.0]
+    assert scores[0].reason == "the checking process died"
+    assert check.failures == 1
+
+
+def test_a_batch_scores_as_one_by_one() -> None:
+    items = [
+        (Problem("p", "q", gold, "s"), f"\\boxed{{{answer}}}")
+        for rows in (ROWS.ACCEPTED, ROWS.REJECTED)
+        for pairs in rows.values()
+        for gold, answer in pairs[::4]
+    ]
+    assert MathAnswer(workers=3).score_batch(items + items[:5]) == [math_answer(*item) for item in items + items[:5]]
+    assert MathAnswer().score_batch([]) == []
+
+
+def test_it_can_be_sent_to_another_process() -> None:
+    check: MathAnswer = pickle.loads(pickle.dumps(MathAnswer(limit_seconds=2.0, style="boxed")))
+    assert (check.limit_seconds, check.style) == (2.0, "boxed")
+    assert check(Problem("p", "q", "5", "s"), r"\boxed{5}").value == 1.0
+
+
+def test_a_measure_too_large_to_convert_is_no_error() -> None:
+    assert boxed(r"5\text{ cm}", r"9^{9^9}\text{ m}") == 0.0
+
+
+@pytest.mark.parametrize("setting", [{"limit_seconds": 0.0}, {"limit_seconds": float("nan")}, {"workers": 0}])
+def test_impossible_settings_are_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        MathAnswer(**setting)  # type: ignore[arg-type]
+
+
+def renderings(value: Fraction) -> list[str]:
+    """One number in the spellings that are supported, whichever of them it has."""
+    top, bottom, sign = abs(value.numerator), value.denominator, "-" if value < 0 else ""
+    ways = [
+        f"{sign}\\frac{{{top}}}{{{bottom}}}",
+        f"{sign}\\dfrac{{{top}}}{{{bottom}}}",
+        f"\\frac{{{sign}{top}}}{{{bottom}}}",
+    ]
+    ways += [f"{sign}{top}/{bottom}", f"\\frac{{{value.numerator * 100}}}{{{bottom}}}\\%", f"x = {sign}{top}/{bottom}"]
+    if bottom == 1:
+        digits = f"{top:,}"
+        fullwidth = str(top).translate({ord(str(d)): 0xFF10 + d for d in range(10)})
+        ways += [
+            f"{sign}{digits}",
+            f"{sign}{digits.replace(',', ',' + chr(92) + '!')}",
+            f"{sign}{top}.00",
+            f"−{top}" if sign else f"+{top}",
+        ]
+        ways += [
+            f"{sign}{fullwidth}",
+            f"{sign}\\${digits}",
+            f"{sign}{top}\\text{{ cm}}",
+            f"{sign}{top} apples",
+            f"{value * 100}\\%",
+        ]
+        ways += [
+            f"{sign}{top}00 \\times 10^{{-2}}",
+            f"\\text{{Total}} = {sign}{top}",
+            f"${sign}{top}$",
+            f"{sign}{top}.",
+        ]
+    else:
+        ways += [f"{sign}{top // bottom}\\frac{{{top % bottom}}}{{{bottom}}}"] if top > bottom else []
+    return ways
+
+
+numbers = st.fractions(max_denominator=10**6) | st.integers(-(10**25), 10**25).map(Fraction)
+
+
+@settings(max_examples=60)
+@given(numbers)
+def test_a_number_equals_itself_in_every_rendering(value: Fraction) -> None:
+    ways = renderings(value)
+    pairs = [(str(value), way) for way in ways] + [(way, str(value)) for way in ways]
+    assert [pair for pair in pairs if boxed(*pair) != 1.0] == []
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 10**30), st.data())
+def test_a_changed_digit_is_never_accepted(number: int, data: st.DataObject) -> None:
+    digits = str(number)
+    place = data.draw(st.integers(0, len(digits) - 1))
+    other = data.draw(st.sampled_from([d for d in "0123456789" if d != digits[place]]))
+    changed = Fraction(int(digits[:place] + other + digits[place + 1 :]))
+    assert [way for way in renderings(changed) if boxed(digits, way) != 0.0] == []
+    assert [way for way in renderings(changed / 7) if boxed(f"\\frac{{{digits}}}{{7}}", way) != 0.0] == []
+
+
+@settings(max_examples=15)
+@given(st.integers(2, 60), st.integers(2, 9), st.integers(1, 9))
+def test_surds_and_polynomials_equal_themselves_rewritten(a: int, b: int, c: int) -> None:
+    assert boxed(rf"{a}\sqrt{{{b * b * c}}}", rf"{a * b}\sqrt{{{c}}}") == 1.0
+    assert boxed(rf"{a}\sqrt{{{b * b * c}}}", rf"{a * b + 1}\sqrt{{{c}}}") == 0.0
+    assert boxed(f"(x+{a})(x-{b})", f"x^2+{a - b}x-{a * b}".replace("+-", "-")) == 1.0
+    assert boxed(f"(x+{a})(x-{b})", f"x^2+{a - b}x-{a * b + 1}".replace("+-", "-")) == 0.0
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(-99, 99), min_size=2, max_size=5, unique=True))
+def test_a_list_needs_every_part_and_no_other(parts: list[int]) -> None:
+    gold = ", ".join(map(str, parts))
+    turned = ", ".join(map(str, reversed(parts)))
+    assert boxed(gold, turned) == boxed(gold, rf"\{{{turned}\}}") == 1.0
+    assert boxed(gold, f"{turned}, 100") == boxed(gold, ", ".join(map(str, parts[1:]))) == 0.0
+    assert boxed(f"({gold})", f"({gold})") == 1.0
+    assert boxed(f"({gold})", f"({turned})") == 0.0
