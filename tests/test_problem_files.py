@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.problem_files import ProblemFileError, normalised, read_problems, write_problems
+from grpo.problem_files import ProblemFileError, normalised, question_key, read_problems, write_problems
 from grpo.records import Problem
 
 GOOD = {"id": "a", "question": "1 + 1 =", "answer": "2", "slice": "sums"}
@@ -158,6 +158,13 @@ def test_normalised_examples() -> None:
     assert normalised("  What\u00a0is\n\uff12 + 2? ") == normalised("what is 2 + 2?") == "what is 2 + 2?"
     assert normalised("Straße") == normalised("STRASSE")
     assert normalised("2 + 2") != normalised("2 + 3")
+    assert normalised("2\u200b + 2\u2060") == normalised("2 + 2")  # what shows nothing
+
+
+def test_questions_of_the_same_words_and_signs_have_one_key() -> None:
+    assert question_key("8 + 0 =") == question_key("0+8=") == question_key(" 8+ 0 =\u200b")
+    assert question_key("8 + 0 =") != question_key("8 - 0 =")
+    assert question_key("What is 12?") != question_key("What is 1 2?")
 
 
 @given(st.text())

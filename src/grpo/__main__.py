@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "grpo.train",
     "evaluate": "grpo.evaluate",
     "report": "grpo.report",
+    "score": "grpo.score",
 }
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     module = import_module(COMMANDS[name])
     try:
         module.main(arguments)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
         if not _is_ours(error):
             raise
         print(f"grpo {name}: {error}", file=sys.stderr)
@@ -37,6 +38,8 @@ def main() -> None:
 
 def _is_ours(error: Exception) -> bool:
     """Whether this package raised it, for the user to read; from a library it is a fault, whose trace is needed."""
+    if isinstance(error, RuntimeError):  # torch raises these too, from operations that stand in our files
+        return type(error).__module__.partition(".")[0] == __package__
     return Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(__file__).parent)
 
 

@@ -2,34 +2,47 @@
 
 ``grpo prepare --config configs/prepare.yaml`` stops before any training where the data or the rewards cannot
 be trusted: a gold answer without full marks, a wrong or empty one with them, a question that stands twice,
-or a worked example that is held out.
+or a worked example that is held out. ``docs/data.md`` has the layouts that are read and the rules of the splits.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 
-from grpo.problem_files import normalised, question_key, read_problems, write_problems
+from grpo.problem_sources import Sources, as_sources
+from grpo.problem_sources.prepared_files import (
+    REJECTED_FILE,
+    Loaded,
+    data_sha256,
+    described,
+    rejected_lines,
+    slice_counts,
+    write_prepared,
+)
+from grpo.problem_sources.splits import (
+    SPLITS,
+    Rejected,
+    Row,
+    held_out_first,
+    leaked_examples,
+    repeated_ids,
+    repeated_questions,
+    split_row,
+)
 from grpo.records import Problem
-from grpo.rewards import RewardComponent, judge, validate_components
-from grpo.rewards.exact_answer import same_answer
+from grpo.rewards import RewardComponent, validate_components
+from grpo.rewards.self_check import DESERVING, Misjudgement, grade
 from grpo.whole_files import write_whole
-
-SPLITS = ("train", "validation", "heldout")
-ROLES = ("train", "heldout_only")
 
 # An error lists this many places and counts the others.
 SHOWN = 5
+
+Remedy = Literal["refuse", "drop"]
 
 
 class PrepareError(ValueError):
@@ -40,29 +53,32 @@ class PrepareError(ValueError):
 class PrepareSettings:
     """What ``grpo prepare`` reads."""
 
-    problems: Path
-    """The raw problems; ``metadata.role`` of each is train (the default) or heldout_only."""
+    problems: Sources
+    """The raw problems: a file of them, a source by class_path (docs/data.md), or a list of such."""
     rewards: dict[str, RewardComponent]
     """The components to grade: the file that training uses, relative to this config."""
     seed: int
     """Key of the split; another one splits anew."""
-    worked_examples: Path | None = None
+    worked_examples: Sources | None = None
     """Examples a policy is warmed up on: graded, and kept out of validation and heldout."""
     validation: float = 0.1
     """Share of the problems of role train that validation gets."""
     heldout: float = 0.25
     """Share of the problems of role train that heldout gets, beside all of role heldout_only."""
+    on_failed_reference: Remedy = "refuse"
+    """Problems whose own answer gets no full marks: refuse, or drop them. rejected.jsonl lists them either way."""
+    on_repeated_question: Remedy = "refuse"
+    """Questions that stand twice: refuse, or drop the later one; of two splits, the one that is not held out."""
+    max_rejected_share: float = 0.02
+    """The largest share of the problems that may be dropped: more is a fault of the data or of the reward."""
+    answer_template: str = "{answer}"
+    """How an answer is written as a whole completion, where a reward asks for a form around it."""
+    grade_solutions: bool = False
+    """Whether the worked solution of a problem (metadata.solution) must get full marks too."""
+    workers: int = 2
+    """Processes that grade."""
     output: Path = Path("build/problems")
     """The folder of train.jsonl, validation.jsonl, heldout.jsonl and summary.json."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A problem, where it was read, and the split it goes to (worked examples have none)."""
-
-    problem: Problem
-    place: str
-    split: str | None
 
 
 def main(argv: list[str]) -> None:
@@ -78,139 +94,91 @@ def prepare(settings: PrepareSettings) -> None:
     """Check, grade, split and write.
 
     Raises:
-        ProblemFileError: a raw file that cannot be read.
+        ProblemFileError: a source that cannot be read, or a row that is no good.
+        SelfCheckError: rewards that cannot be graded on these problems.
         PrepareError: settings, problems or rewards that must not go into training. The output folder is
-            then left as it was.
+            then left as it was, but for the list of problems whose own answer fails.
     """
     _check(settings)
-    rows = _problem_rows(settings)
-    examples = _example_rows(settings)
-    _refuse("questions that stand twice", repeated_questions(rows) + repeated_questions(examples))
-    _refuse("worked examples that are held out", leaked_examples(examples, rows))
-    _refuse("rewards that misjudge", misjudged([*rows, *examples], settings.rewards))
-    by_split = {split: [row.problem for row in rows if row.split == split] for split in SPLITS}
+    problems, worked = _load(settings.problems), _load(settings.worked_examples)
+    shares = {"validation": settings.validation, "heldout": settings.heldout}
+    rows = [split_row(row, seed=settings.seed, **shares) for loaded in problems for row in loaded.rows]
+    examples = [Row(row.problem, row.place, None) for loaded in worked for row in loaded.rows]
+    kept, repeated = _without_repeats(rows, settings)
+    _refuse("questions that stand twice", repeated_questions(examples), "remove one")
+    _refuse("ids that stand twice", repeated_ids(kept) + repeated_ids(examples), "give each an id of its own")
+    _refuse("worked examples that are held out", leaked_examples(examples, kept), "remove the worked example")
+    kept, failed = _graded(kept, examples, settings)
+    rejected = [*repeated, *failed]
+    by_split = _by_split(kept)
+    _refuse_large_share(len(rejected), len(rows), settings)
+    write_prepared(
+        settings.output, by_split, _summary(settings, by_split, [*problems, *worked], len(examples), rejected), rejected
+    )
+    counts = ", ".join(f"{split} {len(problems)}" for split, problems in by_split.items())
+    print(f"{settings.output}: {counts}" + (f"; left out {len(rejected)}, see {REJECTED_FILE}" if rejected else ""))
+
+
+def _load(sources: Sources | None) -> list[Loaded]:
+    return [Loaded(source, list(source.read())) for source in as_sources(sources)]
+
+
+def _without_repeats(rows: Sequence[Row], settings: PrepareSettings) -> tuple[list[Row], list[Rejected]]:
+    if settings.on_repeated_question == "refuse":
+        _refuse("questions that stand twice", repeated_questions(rows), "remove one, or set on_repeated_question: drop")
+        return list(rows), []
+    repeated = repeated_questions(held_out_first(rows))
+    return _without(rows, repeated), repeated
+
+
+def _graded(rows: list[Row], examples: Sequence[Row], settings: PrepareSettings) -> tuple[list[Row], list[Rejected]]:
+    """The rows whose references get full marks and, where that is declared, the others.
+
+    Raises:
+        PrepareError: a reward that misjudges an answer for which no row can be blamed; a failed reference
+            where they are to be refused, after listing them all.
+    """
+    everything = [*rows, *examples]
+    found = grade(
+        settings.rewards,
+        [row.problem for row in everything],
+        answer_template=settings.answer_template,
+        solutions=settings.grade_solutions,
+        workers=settings.workers,
+    )
+    failed = _failed_references(everything, [each for each in found if each.index < len(rows)])
+    listed = ""
+    if failed and settings.on_failed_reference == "refuse":
+        write_whole(settings.output / REJECTED_FILE, rejected_lines(failed))
+        listed = f"{settings.output / REJECTED_FILE} lists the problems whose own answer fails"
+    if settings.on_failed_reference == "drop":
+        dropped = {id(each.row) for each in failed}
+        # Where a row's own answer fails because its check does, so may the others; but never with full marks.
+        found = [each for each in found if each.full or id(everything[each.index]) not in dropped]
+    _refuse("rewards that misjudge", [Rejected(everything[each.index], str(each)) for each in found], after=listed)
+    return _without(rows, failed), failed
+
+
+def _failed_references(rows: Sequence[Row], found: Sequence[Misjudgement]) -> list[Rejected]:
+    """A row once, for the first of its references that fails."""
+    first = {each.index: each for each in reversed(found) if each.kind in DESERVING}
+    return [Rejected(rows[index], str(first[index])) for index in sorted(first)]
+
+
+def _without(rows: Sequence[Row], rejected: Sequence[Rejected]) -> list[Row]:
+    out = {id(each.row) for each in rejected}  # a problem cannot be hashed, and a place may be read twice
+    return [row for row in rows if id(row) not in out]
+
+
+def _by_split(rows: Sequence[Row]) -> dict[str, list[Problem]]:
+    by_split: dict[str, list[Problem]] = {s: [row.problem for row in rows if row.split == s] for s in SPLITS}
     for split, problems in by_split.items():
         if not problems:
-            raise PrepareError(f"no problem falls into {split}: add problems, or change validation, heldout or seed")
-    _write(settings.output, by_split, _summary(settings, by_split, len(examples)))
-    counts = ", ".join(f"{split} {len(problems)}" for split, problems in by_split.items())
-    print(f"{settings.output}: {counts}")
-
-
-def split_of(key: str, role: str, *, seed: int, validation: float, heldout: float) -> str:
-    """The split of a problem, from its question's key, its role and the seed alone: adding rows moves no other.
-
-    The hash is a number in [0, 1). Heldout lies below its share and validation next, so that a new
-    ``validation`` moves no problem into or out of heldout.
-    """
-    if role == "heldout_only":
-        return "heldout"
-    keyed = json.dumps([seed, key]).encode()
-    position = int.from_bytes(hashlib.blake2b(keyed, digest_size=8).digest(), "big") / 2**64
-    if position < heldout:
-        return "heldout"
-    return "validation" if position < heldout + validation else "train"
-
-
-def repeated_questions(rows: Sequence[Row]) -> list[str]:
-    """One complaint for each row whose question an earlier row has, or whose words one of another split has."""
-    first: dict[str, Row] = {}
-    alike: dict[str, Row] = {}
-    complaints = []
-    for row in rows:
-        earlier = first.setdefault(normalised(row.problem.question), row)
-        mirror = alike.setdefault(question_key(row.problem.question), row)
-        if earlier is row and mirror.split == row.split:
-            continue
-        earlier = mirror if earlier is row else earlier
-        kind = f"within {row.split or 'worked examples'}"
-        if earlier.split != row.split:
-            kind = f"a leak between {earlier.split} and {row.split}"
-        complaints.append(f"{row.place}: the question of {earlier.place} again ({kind}): remove one")
-    return complaints
-
-
-def leaked_examples(examples: Sequence[Row], rows: Sequence[Row]) -> list[str]:
-    """One complaint for each worked example whose question, in any order of its words, is in validation or heldout."""
-    guarded = {question_key(row.problem.question): row for row in rows if row.split != "train"}
-    return [
-        f"{example.place}: the question of {row.place} in {row.split}: remove the worked example"
-        for example in examples
-        if (row := guarded.get(question_key(example.problem.question)))
-    ]
-
-
-def misjudged(rows: Sequence[Row], components: Mapping[str, RewardComponent]) -> list[str]:
-    """Complaints of the rewards, each rendering an answer as a whole completion.
-
-    The gold answer must get full marks; the empty one, and another problem's answer, must not.
-    """
-    complaints = []
-    for row, wrong in zip(rows, wrong_answers([row.problem for row in rows]), strict=True):
-        for what, text, deserved in (("gold", row.problem.answer, True), ("empty", "", False), ("wrong", wrong, False)):
-            full, marks = _marks(row.problem, text, components)
-            if full is not deserved:
-                must = "must" if deserved else "must not"
-                complaints.append(f"{row.place}: the {what} answer {text!r:.60} {must} get full marks; it gets {marks}")
-    return complaints
-
-
-def wrong_answers(problems: Sequence[Problem]) -> list[str]:
-    """For each problem the answer of another one, of its slice where that has a second answer.
-
-    Which one hangs on the problem's id, so that not all problems are held against the same answer.
-    """
-    everywhere = sorted({problem.answer for problem in problems})
-    of_slice: dict[str, set[str]] = {}
-    for problem in problems:
-        of_slice.setdefault(problem.slice, set()).add(problem.answer)
-    pools = {name: sorted(answers) for name, answers in of_slice.items()}
-    return [_other_answer(problem, pools[problem.slice], everywhere) for problem in problems]
-
-
-def _other_answer(problem: Problem, *pools: Sequence[str]) -> str:
-    start = int.from_bytes(hashlib.blake2b(problem.id.encode(), digest_size=8).digest(), "big")
-    for pool in pools:
-        for step in range(len(pool)):
-            answer = pool[(start + step) % len(pool)]
-            if not same_answer(answer, problem.answer):
-                return answer
-    raise PrepareError(f"every problem has the answer {problem.answer!r:.60}: add some with another, to grade against")
-
-
-def _marks(problem: Problem, text: str, components: Mapping[str, RewardComponent]) -> tuple[bool | None, str]:
-    """Whether every component that counts gives its best value (None: one failed), and what each says."""
-    full: bool | None = True
-    said: list[str] = []
-    for name, component in components.items():
-        score = judge(component.check, problem, text)
-        if component.weight == 0 or not score.applicable:
-            continue
-        if score.value is None:
-            return None, f"{name}: {score.reason}"
-        said.append(f"{name}={score.value:g}")
-        full = full and (score.value >= 1 if component.weight > 0 else score.value <= 0)
-    return (full, ", ".join(said)) if said else (False, "no mark, as no component applies")
-
-
-def _problem_rows(settings: PrepareSettings) -> list[Row]:
-    rows = []
-    for number, problem in enumerate(read_problems(settings.problems), start=1):
-        place = f"{settings.problems}:{number}"
-        role = problem.metadata.get("role", "train")
-        if role not in ROLES:
-            raise PrepareError(f"{place}: metadata.role is {role!r:.60}: choose {' or '.join(ROLES)}")
-        shares = {"validation": settings.validation, "heldout": settings.heldout}
-        split = split_of(question_key(problem.question), role, seed=settings.seed, **shares)
-        rows.append(Row(problem, place, split))
-    return rows
-
-
-def _example_rows(settings: PrepareSettings) -> list[Row]:
-    path = settings.worked_examples
-    if path is None:
-        return []
-    return [Row(problem, f"{path}:{number}", None) for number, problem in enumerate(read_problems(path), start=1)]
+            raise PrepareError(
+                f"no problem falls into {split}: add problems, declare a source's `split: {split}`, or change "
+                "validation, heldout or seed"
+            )
+    return by_split
 
 
 def _check(settings: PrepareSettings) -> None:
@@ -224,60 +192,41 @@ def _check(settings: PrepareSettings) -> None:
             f"validation {settings.validation} and heldout {settings.heldout} leave nothing to train on: "
             "keep their sum below 1"
         )
+    if not 0 <= settings.max_rejected_share < 1:
+        raise PrepareError(f"max_rejected_share is {settings.max_rejected_share}: choose a share from 0 and below 1")
+    if settings.workers < 1:
+        raise PrepareError(f"workers is {settings.workers}: give at least 1")
 
 
-def _refuse(what: str, complaints: Sequence[str]) -> None:
-    if not complaints:
+def _refuse(what: str, rejected: Sequence[Rejected], remedy: str = "", after: str = "") -> None:
+    if not rejected:
         return
-    more = f"\n  and {len(complaints) - SHOWN} more" if len(complaints) > SHOWN else ""
-    raise PrepareError(f"{what} ({len(complaints)}):" + "".join(f"\n  {text}" for text in complaints[:SHOWN]) + more)
+    shown = "".join(f"\n  {each.row.place}: {each.reason}{remedy and ': '}{remedy}" for each in rejected[:SHOWN])
+    more = f"\n  and {len(rejected) - SHOWN} more" if len(rejected) > SHOWN else ""
+    raise PrepareError(f"{what} ({len(rejected)}):{shown}{more}" + (f"\n{after}" if after else ""))
+
+
+def _refuse_large_share(rejected: int, rows: int, settings: PrepareSettings) -> None:
+    if rejected > settings.max_rejected_share * rows:
+        raise PrepareError(
+            f"{rejected} of {rows} problems would be dropped, more than max_rejected_share = "
+            f"{settings.max_rejected_share}: mend the data or the reward, or allow a larger share"
+        )
 
 
 def _summary(
-    settings: PrepareSettings, by_split: Mapping[str, Sequence[Problem]], worked_examples: int
+    settings: PrepareSettings,
+    by_split: Mapping[str, Sequence[Problem]],
+    loaded: Sequence[Loaded],
+    worked_examples: int,
+    rejected: Sequence[Rejected],
 ) -> dict[str, Any]:
+    declared = {each.name: described(getattr(settings, each.name)) for each in fields(settings)}
+    del declared["output"], declared["workers"]  # neither changes what is written
     return {
-        "counts": {split: _counts(problems) for split, problems in by_split.items()},
+        "counts": {split: slice_counts(problems) for split, problems in by_split.items()},
         "worked_examples": worked_examples,
-        "data_sha256": data_sha256([path for path in (settings.problems, settings.worked_examples) if path]),
-        "settings": {
-            "problems": settings.problems.as_posix(),
-            "worked_examples": settings.worked_examples and settings.worked_examples.as_posix(),
-            "seed": settings.seed,
-            "validation": settings.validation,
-            "heldout": settings.heldout,
-            "rewards": {
-                name: {"check": _dotted(component.check), "weight": component.weight}
-                for name, component in settings.rewards.items()
-            },
-        },
+        "rejected": len(rejected),
+        "data_sha256": data_sha256(loaded),
+        "settings": declared,
     }
-
-
-def data_sha256(paths: Sequence[Path]) -> str:
-    """SHA-256 over the lines ``<sha256 of the file>  <its name>``: the content, wherever the folder stands."""
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _counts(problems: Sequence[Problem]) -> dict[str, Any]:
-    slices = Counter(problem.slice for problem in problems)
-    return {"problems": len(problems), "slices": dict(sorted(slices.items()))}
-
-
-def _dotted(check: object) -> str:
-    named = check if hasattr(check, "__qualname__") else type(check)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _write(output: Path, by_split: Mapping[str, Sequence[Problem]], summary: Mapping[str, Any]) -> None:
-    """Write all files aside, then move them in, the summary last."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as aside:
-        for split, problems in by_split.items():
-            write_problems(Path(aside) / f"{split}.jsonl", problems)
-        text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-        write_whole(Path(aside) / "summary.json", text.encode())
-        output.mkdir(exist_ok=True)
-        for name in (*(f"{split}.jsonl" for split in by_split), "summary.json"):
-            os.replace(Path(aside) / name, output / name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,18 +26,22 @@ class ProblemFileError(ValueError):
 
 
 def normalised(text: str) -> str:
-    """``text`` with case, compatible forms and runs of white space made one: for comparing questions."""
+    """``text`` with case, compatible forms and runs of white space made one, without what shows nothing.
+
+    For comparing questions; a zero-width space makes no other question.
+    """
     # Folding can undo the normal form, so NFKC stands on both sides of it.
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(unicodedata.normalize("NFKC", folded).split())
+    shown = "".join(c for c in unicodedata.normalize("NFKC", folded) if unicodedata.category(c) != "Cf")
+    return " ".join(shown.split())
 
 
 def question_key(text: str) -> str:
-    """The same for questions of the same words in any order: ``3 + 8`` and ``8 + 3`` ask the same thing.
+    """The same for questions of the same words and signs in any order: ``3 + 8`` and ``8+3`` ask the same thing.
 
     Such questions share a split; one of them in training and the other held out would be a leak.
     """
-    return " ".join(sorted(normalised(text).split()))
+    return " ".join(sorted(re.findall(r"\w+|[^\w\s]", normalised(text))))
 
 
 def read_problems(path: Path) -> list[Problem]:
