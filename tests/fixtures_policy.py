@@ -104,6 +104,11 @@ def starts_with_a_letter(_: Problem, completion: str) -> Score:
     return Score(float(completion[:1].isalpha()))
 
 
+# Training proves its rewards on known answers first; these know none.
+for toy in (share_of_lower_case, starts_with_a_letter):
+    toy.graded_on_gold = False  # type: ignore[attr-defined]
+
+
 class DiesOnce:
     """The toy reward, until it ends its process on the spot; not once ``marker`` says that it did.
 
@@ -111,6 +116,8 @@ class DiesOnce:
         marker: is made then.
         calls: how many go well in a process.
     """
+
+    graded_on_gold = False
 
     def __init__(self, marker: Path, calls: int) -> None:
         self.marker = marker
@@ -155,7 +162,7 @@ def train_config(folder: Path, **data: Any) -> dict[str, Any]:
         "checkpoint_every_n_updates": 2,
         "wandb": {"mode": "disabled"},
         "model": {
-            "rewards": {"lower_case": {"check": "fixtures_policy.share_of_lower_case"}},
+            "rewards": {"lower_case": {"check": "fixtures_policy.share_of_lower_case", "limit_seconds": None}},
             "sampling": {"max_new_tokens": 6},
             "round": {"group_size": 4},
             "optimizer": {"learning_rate": 1e-3, "micro_batch_rows": 4},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,12 @@ import yaml
 
 from grpo.answer_metrics import IntervalSettings, summarise
 from grpo.held_out_answers import HeldOutAnswer, answers_parquet
+from grpo.records import Purpose, RolloutKey
 from grpo.report import ReportSettings
+from grpo.reporting.curves import Curves
+from grpo.reporting.finished_run import FinishedRun, Method
+from grpo.reporting.recorded_groups import by_round
+from grpo.reporting.recorded_metrics import round_values, validation_values
 from grpo.training.rollout_log import ROLLOUTS_SCHEMA, UPDATES_SCHEMA
 
 INTERVALS = IntervalSettings(resamples=200)
@@ -26,7 +31,26 @@ SLICES = {
     "sums_3digit": ("heldout_only", "other_setting", 6),
     "products": ("heldout_only", "other_task", 5),
 }
-ROUNDS, GROUP_SIZE = 4, 4
+ROUNDS, GROUP_SIZE, SEED = 4, 4, 1
+RUN_ID = "0123456789abcdef"
+SECONDS = {"rollout": 1.0, "reward": 0.25, "record": 0.125, "update": 0.5, "other": 0.125, "round": 2.0}
+CONFIG: dict[str, Any] = {
+    "seed_everything": SEED,
+    "trainer": {"precision": "32-true", "devices": 1, "max_epochs": 1},
+    "model": {
+        "policy": "build/policy",
+        "rewards": {
+            "exact_answer": {"check": "grpo.rewards.exact_answer.exact_answer", "weight": 1.0},
+            "answer_format": {"check": "grpo.rewards.answer_format.answer_format", "weight": 0.1},
+        },
+        "reward_transform": {"clip": None, "length_penalty": 0.0},
+        "round": {"group_size": GROUP_SIZE, "flat_groups": "skip", "max_draws": 4, "at_limit": "skip"},
+        "advantages": {"baseline": "mean", "scale": "group_std", "std_correction": 0, "epsilon": 1e-8},
+        "loss": {"kl_beta": 0.04, "clip_high": None, "mask_truncated": False},
+        "optimizer": {"betas": [0.9, 0.95]},
+    },
+    "data": {"problems": "build/problems", "rounds": ROUNDS, "groups_per_round": 2},
+}
 
 # Whether a policy answers problem `index` of a slice correctly in completion `member`.
 Skill = Callable[[str, int, int], bool]
@@ -116,6 +140,11 @@ def evaluation_files(name: str, skill: Skill) -> tuple[str, bytes]:
     return json.dumps(evaluation(name, found)), answers_parquet(found)
 
 
+# A mixed group has one rollout that is right: rewards 1.1 and three times 0.1, mean 0.35, std sqrt(3) / 4.
+CENTRED = {True: 0.75, False: -0.25}
+ADVANTAGES = {right: centred / (3**0.5 / 4 + 1e-8) for right, centred in CENTRED.items()}
+
+
 def record_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Two groups a round: one of sums_1digit, mixed, and one of sums_2digit, flat until the last round."""
     rollouts, updates = [], []
@@ -124,16 +153,15 @@ def record_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             mixed = slice == "sums_1digit" or number == ROUNDS - 1
             for member in range(GROUP_SIZE):
                 right = mixed and member == 0
-                name = f"{number}-{slice}-{member}"
-                rollouts.append(_rollout_row(name, number, slice, member, right))
+                rollouts.append(_rollout_row(number, slice, member, right))
                 updates.append(
                     {
-                        "rollout_id": name,
+                        "rollout_id": rollouts[-1]["rollout_id"],
                         "round": number,
                         "verdict": "kept" if mixed else "skipped_flat",
                         "verdict_reason": "",
-                        "centred": 0.75 if right else -0.25 if mixed else 0.0,
-                        "advantage": 1.732 if right else -0.577 if mixed else 0.0,
+                        "centred": CENTRED[right] if mixed else 0.0,
+                        "advantage": ADVANTAGES[right] if mixed else 0.0,
                         "reference_logprobs": None,
                         "reference_version": None,
                         "loss_tokens": 3 if mixed else 0,
@@ -142,14 +170,25 @@ def record_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return rollouts, updates
 
 
-def _rollout_row(name: str, number: int, slice: str, member: int, right: bool) -> dict[str, Any]:
+def validation_rows() -> list[dict[str, Any]]:
+    """After every second round: two completions of one problem, the first right."""
+    return [
+        _rollout_row(number, "sums_1digit", member, member == 0, purpose="validation")
+        for number in range(1, ROUNDS, 2)
+        for member in range(2)
+    ]
+
+
+def _rollout_row(number: int, slice: str, member: int, right: bool, purpose: Purpose = "train") -> dict[str, Any]:
+    problem = f"{slice}-{purpose}-{number}"
+    key = RolloutKey(SEED, purpose, number, problem, "plain", member=member)
     return {
-        "rollout_id": name,
-        "run_id": "run",
-        "group_id": f"{number}-{slice}",
+        "rollout_id": key.rollout_id,
+        "run_id": RUN_ID,
+        "group_id": f"{purpose}-{number}-{slice}",
         "round": number,
-        "purpose": "train",
-        "problem_id": f"{slice}-train-{number}",
+        "purpose": purpose,
+        "problem_id": problem,
         "slice": slice,
         "template_id": "plain",
         "prompt_text": f"What is {number} + 7?",
@@ -179,68 +218,105 @@ def _rollout_row(name: str, number: int, slice: str, member: int, right: bool) -
 
 
 def metrics_rows() -> list[dict[str, Any]]:
+    """What the record determines, by the definitions of the training, and losses and times beside it."""
+    rollouts, updates = record_rows()
+    decided = {row["rollout_id"]: row for row in updates}
+    components = Method.of(CONFIG).components
     rows: list[dict[str, Any]] = []
-    for number in range(ROUNDS):
-        exact = 0.125 + 0.125 * (number == ROUNDS - 1)
-        row = {
-            "round": number,
-            "reward/mean": exact + 0.1,
-            "reward/exact_answer": exact,
-            "reward/answer_format": 0.4 + 0.15 * number,
-            "groups/mixed": 0.5 + 0.5 * (number == ROUNDS - 1),
-            "groups/duplicates": 0.6 + 0.02 * number,
-            "loss/gradient_norm": 3.0 - 0.4 * number,
-            "length/mean": 6.5 - number,
-            "length/truncated": 0.4 - 0.1 * number,
-            "seconds/rollout": 1.234 + number,
-        }
-        if number:
-            row["loss/kl"] = 0.01 * number**2
-        if number % 2:
-            row |= {"validation/reward/mean": 0.2 * number, "validation/reward/exact_answer": 0.15 * number}
+    for number, groups in by_round(rollouts).items():
+        row = {"round": number, **round_values(groups, decided, components)}
+        row |= {"loss/gradient_norm": 3.0 - 0.4 * number, "loss/updates": 1.0}
+        row |= {f"seconds/{name}": value * (1.0 + number) for name, value in SECONDS.items()}
+        row |= {"loss/kl": 0.01 * number**2} if number else {}
         rows.append(row)
+    for number, groups in by_round(validation_rows()).items():
+        rows[number] |= validation_values(groups, components)
     return rows
 
 
-def write_experiment(folder: Path, base: Skill = base_skill, trained: Skill = trained_skill) -> ReportSettings:
+def run_fields() -> dict[str, Any]:
+    """What ``run.json`` holds."""
+    return {
+        "run_id": RUN_ID,
+        "config": yaml.safe_dump(CONFIG),
+        "policy_sha256": "trained" * 16,
+        "base_policy_sha256": "base" * 16,
+        "problems_sha256": {"heldout": "f" * 64, "train": "7" * 64, "validation": "a" * 64},
+        "ledger": {
+            "rounds": ROUNDS,
+            "groups": 2 * ROUNDS,
+            "groups_kept": ROUNDS + 1,
+            "groups_skipped_flat": ROUNDS - 1,
+            "rollouts": 2 * ROUNDS * GROUP_SIZE,
+            "validation_rollouts": 4,
+            "tokens_sampled": 3 * 2 * ROUNDS * GROUP_SIZE,
+            "tokens_in_loss": 3 * (ROUNDS + 1) * GROUP_SIZE,
+            "updates": ROUNDS,
+        },
+    }
+
+
+@dataclass
+class Experiment:
+    """The parts of the small experiment, to be changed before they are written."""
+
+    rollouts: list[dict[str, Any]]
+    updates: list[dict[str, Any]]
+    validation: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
+    run: dict[str, Any]
+
+
+def experiment() -> Experiment:
+    """A sound one."""
+    return Experiment(*record_rows(), validation_rows(), metrics_rows(), run_fields())
+
+
+def finished_run(parts: Experiment) -> FinishedRun:
+    """The training of an experiment as it is read, without writing it."""
+    columns = sorted({name for row in parts.metrics for name in row} - {"round"})
+    rounds = tuple({name: str(value) for name, value in row.items()} for row in parts.metrics)
+    config = yaml.safe_load(parts.run["config"])
+    return FinishedRun(
+        config=config,
+        method=Method.of(config),
+        run=parts.run,
+        curves=Curves(("round", *columns), rounds),
+        rollouts=parts.rollouts,
+        validation=parts.validation,
+        decisions=parts.updates,
+    )
+
+
+def write_experiment(
+    folder: Path, base: Skill = base_skill, trained: Skill = trained_skill, parts: Experiment | None = None
+) -> ReportSettings:
     """Write everything below ``folder``; give the settings of its report."""
+    parts = parts or experiment()
     train = folder / "build" / "train"
     numbers, completions = folder / "report" / "evaluation", folder / "build" / "evaluation"
-    for path in (train / "policy", train / "record" / "rollouts", train / "record" / "updates", numbers):
-        path.mkdir(parents=True)
+    numbers.mkdir(parents=True)
+    (train / "policy").mkdir(parents=True)
     for name, skill in (("base", base), ("trained", trained)):
         text, parquet = evaluation_files(name, skill)
         (numbers / f"{name}.json").write_text(text)
         (completions / name).mkdir(parents=True)
         (completions / name / "completions.parquet").write_bytes(parquet)
-    for table, rows, schema in zip(
-        ("rollouts", "updates"), record_rows(), (ROLLOUTS_SCHEMA, UPDATES_SCHEMA), strict=True
-    ):
-        for number in range(ROUNDS):
-            part = [row for row in rows if row["round"] == number]
-            path = train / "record" / table / f"round-{number:05d}-rank-0.parquet"
-            pq.write_table(pa.Table.from_pylist(part, schema=schema), path)
-    rows = metrics_rows()
+    write_table(train / "record" / "rollouts", parts.rollouts, ROLLOUTS_SCHEMA)
+    write_table(train / "record" / "updates", parts.updates, UPDATES_SCHEMA)
+    write_table(train / "record" / "validation", parts.validation, ROLLOUTS_SCHEMA)
     with (train / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, sorted({name for row in rows for name in row}))
+        writer = csv.DictWriter(file, sorted({name for row in parts.metrics for name in row}))
         writer.writeheader()
-        writer.writerows(rows)
-    config = {
-        "seed_everything": 1,
-        "trainer": {"precision": "32-true", "devices": 1, "max_epochs": 1},
-        "model": {
-            "policy": "build/policy",
-            "rewards": {
-                "exact_answer": {"check": "grpo.rewards.exact_answer.exact_answer", "weight": 1.0},
-                "answer_format": {"check": "grpo.rewards.answer_format.answer_format", "weight": 0.1},
-            },
-            "round": {"group_size": GROUP_SIZE, "flat_groups": "skip"},
-            "loss": {"kl_beta": 0.04, "clip_high": None},
-            "optimizer": {"betas": [0.9, 0.95]},
-        },
-        "data": {"problems": "build/problems", "groups_per_round": 2},
-    }
-    (train / "policy" / "resolved_config.yaml").write_text(yaml.safe_dump(config))
-    run = {"run_id": "0123456789abcdef", "seconds": {"rollout": 9.87}, "ledger": {"update_steps": ROUNDS}}
-    (train / "run.json").write_text(json.dumps(run))
+        writer.writerows(parts.metrics)
+    (train / "policy" / "resolved_config.yaml").write_text(parts.run["config"])
+    (train / "run.json").write_text(json.dumps(parts.run))
     return ReportSettings(train, numbers, completions, output=folder / "report")
+
+
+def write_table(folder: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> None:
+    """A file a round, as the training writes them."""
+    folder.mkdir(parents=True)
+    for number in sorted({row["round"] for row in rows}):
+        part = [row for row in rows if row["round"] == number]
+        pq.write_table(pa.Table.from_pylist(part, schema=schema), folder / f"round-{number:05d}-rank-0.parquet")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from jsonargparse.typing import Path_fr
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from grpo import evaluate as stage
 from grpo.answer_metrics import IntervalSettings
 from grpo.evaluate import EvaluateSettings, evaluate, main
 from grpo.held_out_answers import COMPLETIONS_SCHEMA, judge, read_answers
@@ -160,8 +164,43 @@ class TestEvaluation:
         assert progress == [
             "trained: 8 greedy completions of 8 problems",
             "trained: 32 sampled completions of 8 problems",
+            progress[-1],
         ]
+        assert re.fullmatch("trained: the reward pays 0 of 40 completions and 0 of [0-9]+ probes.*", progress[-1])
         assert last.startswith("trained: correct on 4 held-out problems: sampled ")
+
+
+class TestLoopholes:
+    @pytest.fixture
+    def rewarded(self, settings: EvaluateSettings, tmp_path: Path) -> EvaluateSettings:
+        reward = {"answer": {"check": "test_loopholes.mentions_answer", "limit_seconds": None}}
+        (tmp_path / "rewards.yaml").write_text(yaml.safe_dump(reward))
+        return replace(settings, rewards=Path_fr(str(tmp_path / "rewards.yaml")))
+
+    def test_they_are_written_beside_the_completions(self, rewarded: EvaluateSettings) -> None:
+        evaluation = evaluate(rewarded)
+        lines = (rewarded.completions_folder / "base" / "loopholes.jsonl").read_text().splitlines()
+        found = evaluation["loopholes"]
+        assert len(lines) == sum(one["loopholes"] for part in found["by_slice"].values() for one in part.values()) > 0
+        assert {json.loads(line)["source"] for line in lines} >= {"probe"}
+        assert found["components"] == ["answer"]
+        assert evaluation["identity"]["rewards_sha256"] is not None
+
+    def test_the_reward_reaches_no_other_number(self, rewarded: EvaluateSettings) -> None:
+        evaluation = evaluate(rewarded)
+        without = evaluate(replace(rewarded, rewards=None))
+        assert without["loopholes"] is None
+        assert without["identity"]["rewards_sha256"] is None
+        assert (evaluation["overall"], evaluation["by_slice"]) == (without["overall"], without["by_slice"])
+        assert (rewarded.completions_folder / "base" / "loopholes.jsonl").read_bytes() == b""
+
+    def test_a_reward_that_cannot_be_used_stops_it_before_anything_is_asked(
+        self, rewarded: EvaluateSettings, tmp_path: Path
+    ) -> None:
+        (tmp_path / "rewards.yaml").write_text("answer: {check: no.such.reward}")
+        with pytest.raises(ValueError, match=r"rewards is .*rewards\.yaml, which cannot be used"):
+            evaluate(rewarded)
+        assert not rewarded.report_folder.exists()
 
 
 class TestRefusals:
@@ -170,6 +209,7 @@ class TestRefusals:
         [
             ({"pass_at_k": (1, 8)}, "pass_at_k holds 8 with samples_per_problem 4"),
             ({"samples_per_problem": 0}, "samples_per_problem is 0"),
+            ({"probed_per_slice": 0}, "probed_per_slice is 0"),
             ({"name": "../base"}, "name is '../base'"),
             ({"sampled": SamplingSettings(temperature=0)}, "sampled.temperature is 0"),
         ],
@@ -212,7 +252,47 @@ class TestRefusals:
 
     def test_a_verdict_that_is_missing_is_no_zero(self) -> None:
         with pytest.raises(ScorerError, match="could not judge the answer '5' to p: out of order"):
-            judge(rollout("5"), "greedy", lambda *_: Score.unscorable("out of order"))
+            judge([("greedy", rollout("5"))], lambda *_: Score.unscorable("out of order"))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"sampled": SamplingSettings(max_new_tokens=60)}, r"sampled\.max_new_tokens is 60, .* at most 57"),
+            ({"sampled": SamplingSettings(max_new_tokens=10**11)}, r"sampled\.max_new_tokens is 100000000000"),
+            ({"max_prompt_tokens": 6}, r"8 prompts are longer than max_prompt_tokens = 6"),
+        ],
+    )
+    def test_what_does_not_fit_the_model_is_told_before_it_is_loaded(
+        self, settings: EvaluateSettings, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+    ) -> None:
+        monkeypatch.setattr(stage, "load_policy", lambda _: pytest.fail("a model was loaded"))
+        with pytest.raises(ValueError, match=message):
+            evaluate(replace(settings, **change))
+        assert not settings.report_folder.exists()
+
+    def test_a_question_with_a_special_token_is_told_before_a_scorer_is_asked(
+        self, settings: EvaluateSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_problems(settings.problems, [*PROBLEMS, replace(PROBLEMS[0], id="odd", question="<end> + 1 =")])
+        monkeypatch.setattr(stage, "check_scorer", lambda *_: pytest.fail("the scorer was asked"))
+        with pytest.raises(ValueError, match="problem odd: the question holds the special token '<end>'"):
+            evaluate(settings)
+
+    @pytest.mark.parametrize("text", ["model: [", "- a list", "\xff"])
+    def test_a_resolved_config_that_is_damaged(self, settings: EvaluateSettings, tmp_path: Path, text: str) -> None:
+        folder = shutil.copytree(settings.policy, tmp_path / "policy")
+        (folder / "resolved_config.yaml").write_bytes(text.encode("latin-1"))
+        with pytest.raises(ValueError, match=r"resolved_config\.yaml .*dvc repro train"):
+            evaluate(replace(settings, policy=folder))
+
+    @pytest.mark.parametrize("key", ["completions_folder", "report_folder"])
+    def test_an_output_that_cannot_be_written_is_told_before_the_model_is_asked(
+        self, settings: EvaluateSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
+    ) -> None:
+        (tmp_path / "file").write_text("mine")
+        monkeypatch.setattr(stage, "load_policy", lambda _: pytest.fail("a model was loaded"))
+        with pytest.raises(ValueError, match=rf"{key} is .*file is not a folder"):
+            evaluate(replace(settings, **{key: tmp_path / "file" / "results"}))
 
     def test_a_folder_that_is_no_policy(self, settings: EvaluateSettings, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not a policy folder"):
@@ -235,7 +315,7 @@ class TestReadings:
     def test_strict_and_lenient(
         self, text: str, finish: str, strict: str | None, correct: bool, lenient_correct: bool
     ) -> None:
-        judged = judge(rollout(text, finish), "greedy", reasoning_gym_score)
+        [judged] = judge([("greedy", rollout(text, finish))], lambda *item: reasoning_gym_score(*item))
         assert (judged.strict_answer, judged.correct, judged.lenient_correct) == (strict, correct, lenient_correct)
 
     @pytest.mark.parametrize(
@@ -262,7 +342,7 @@ class TestReadings:
 
     def test_partial_credit_is_not_correct(self) -> None:
         """Reasoning Gym gives 1/3 of a point where the gold answer is a third of the text."""
-        judged = judge(rollout("5 x"), "greedy", reasoning_gym_score)
+        [judged] = judge([("greedy", rollout("5 x"))], lambda *item: reasoning_gym_score(*item))
         assert 0 < judged.strict_score < 1
         assert not judged.correct
 

@@ -16,10 +16,12 @@ LAYERS = {
     "grpo.problem_files": 0,
     "grpo.run_identity": 0,
     "grpo.whole_files": 0,
+    "grpo.output_folders": 0,
     "grpo.maths": 1,
     "grpo.answer_metrics": 1,
     "grpo.rewards": 2,
     "grpo.scorers": 2,
+    "grpo.loophole_probes": 2,
     "grpo.rollouts": 3,
     "grpo.training": 4,
 }
@@ -34,6 +36,10 @@ LOWEST = {
     "deepspeed": 4,
     "wandb": 4,
     "dvc": 4,
+}
+# A library in a room below its layer, with the reason.
+EXCEPTIONS = {
+    ("grpo.rewards.reward_model", "transformers"): "a learned reward is a model; nothing else of rewards/ needs one",
 }
 
 
@@ -67,7 +73,7 @@ def misplaced_libraries(graph: ImportGraph) -> list[str]:
         f"{module} (L{layer(module)}) imports {library}, which belongs in L{LOWEST[library]} and above"
         for module in graph.files
         for library in graph.external(module)
-        if layer(module) < LOWEST.get(library, 0)
+        if layer(module) < LOWEST.get(library, 0) and (module, library) not in EXCEPTIONS
     ]
 
 
@@ -77,6 +83,13 @@ def test_imports_go_downward() -> None:
 
 def test_libraries_stay_in_their_layers() -> None:
     assert misplaced_libraries(GRAPH) == []
+
+
+def test_every_exception_is_needed() -> None:
+    """And only where it is named: a room that imports the exception's would run its library unawares."""
+    for module, library in EXCEPTIONS:
+        assert library in GRAPH.external(module)
+        assert [room for room in GRAPH.files if module in GRAPH.internal(room)] == []
 
 
 def test_commands_do_not_import_each_other() -> None:

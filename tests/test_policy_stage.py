@@ -127,6 +127,34 @@ def test_a_declared_end_of_several_tokens_is_an_error(text: str, count: int) -> 
         end_token_ids(TOKENIZER, (text,))
 
 
+@pytest.mark.parametrize("text", ["é", "あ"])
+def test_a_declared_end_that_is_the_unknown_token_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=rf"end_tokens has '{text}', which this tokenizer does not know"):
+        end_token_ids(TOKENIZER, (text,))
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "here"])
+def test_an_output_that_is_something_else_is_refused_before_the_source_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    source = FolderPolicy(policy_folder(tmp_path / "model"))
+    monkeypatch.setattr(FolderPolicy, "load", lambda *_: pytest.fail("the source was loaded"))
+    output = tmp_path / "output"
+    if kind == "file":
+        output.write_text("mine")
+    else:
+        output.mkdir()
+        (output / "thesis.txt").write_text("mine")
+    if kind == "here":
+        monkeypatch.chdir(output)
+        output = Path()
+    with pytest.raises(ValueError, match=r"output is "):
+        make_policy(PolicySettings(source, TEMPLATE, (), output))
+    kept = tmp_path / "output"
+    assert (kept if kind == "file" else kept / "thesis.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "output"]
+
+
 def test_a_model_that_cannot_be_fetched_is_an_error_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"source is owner/model at 0+, .* HF_HUB_OFFLINE=0 make repro"):

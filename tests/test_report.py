@@ -5,21 +5,65 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from report_inputs import ROUNDS, answers, base_skill, evaluation, record_rows, trained_skill, write_experiment
+from markdown_it import MarkdownIt
+from matplotlib.cbook import is_math_text
+from report_inputs import (
+    CONFIG,
+    ROUNDS,
+    Experiment,
+    answers,
+    base_skill,
+    evaluation,
+    experiment,
+    record_rows,
+    trained_skill,
+    write_experiment,
+)
 
 from grpo.answer_metrics import Estimate
 from grpo.held_out_answers import answers_parquet
 from grpo.report import ReportSettings, main, make_report
-from grpo.reporting.curves import read_curves
-from grpo.reporting.group_statistics import group_statistics
-from grpo.reporting.markdown import code, difference, estimate, table
+from grpo.reporting.comparison import compare_evaluations
+from grpo.reporting.curves import Curves, read_curves
+from grpo.reporting.finished_run import Method
+from grpo.reporting.group_statistics import GroupStatistics, group_statistics
+from grpo.reporting.inputs import read_inputs
+from grpo.reporting.markdown import code, difference, estimate, one_line, plain, table
+from grpo.reporting.pictures import draw_pictures, group_signal
+from grpo.reporting.recorded_groups import by_round
+from grpo.reporting.recorded_metrics import round_values
 from grpo.reporting.samples import best_and_worst, changed_answers
+from grpo.reporting.timing import time_breakdown
 from grpo.whole_files import write_whole
+
+# What data may hold, and what a page and a picture must not trip over.
+HOSTILE = (
+    r"$\frac{$ x",
+    "x_{$",
+    "costs $5 to $10",
+    r"a\$b$",
+    "a|b||c",
+    r"a\|b",
+    "`tick`` ```",
+    "two\nlines\r\nand\x85more\u2028still",
+    "<b>bold</b><script>alert(1)</script><!--",
+    "\u202eturned\u202c and \u05e9\u05dc\u05d5\u05dd",
+    "\x00\x1b[31mred\x07",
+    "*a* _b_ [c](d) ![e](f) # g",
+    "&amp; &lt;",
+    "\u65e5\u672c \U0001f600",
+    "\\",
+    "very long " * 40,
+    "all",
+)
 
 
 @pytest.fixture
@@ -92,7 +136,8 @@ class TestPage:
             "tokens sampled in training": "96",
             "tokens in the loss": "60",
             "held-out completions": "310",
-            "ledger: update steps": str(ROUNDS),
+            "ledger: updates": str(ROUNDS),
+            "ledger: groups skipped flat": "3",
         }
         assert {name: row_of(page, name, "## What was counted")[1] for name in expected} == expected
 
@@ -118,12 +163,12 @@ class TestPage:
         assert set(shown) == {name for name in report if name.endswith(".png")}
         assert len(shown) == 4
 
-    def test_a_run_without_a_reference_has_no_kl(self, settings: ReportSettings) -> None:
-        metrics = settings.train / "metrics.csv"
-        metrics.write_text("round,reward/mean\n0,0.1\n1,0.2\n")
-        files = by_name(settings, make_report(settings))
-        assert "nan" not in files["report.md"].decode().lower()
-        assert "pictures/update.png" not in files
+    def test_a_run_without_a_reference_has_no_kl(self, tmp_path: Path) -> None:
+        parts = experiment()
+        for row in parts.metrics:
+            row.pop("loss/kl", None)
+        settings = write_experiment(tmp_path, parts=parts)
+        assert "nan" not in text_only(settings)["report.md"].decode().lower()
 
     @pytest.mark.parametrize(
         ("base", "trained", "verb"),
@@ -132,6 +177,198 @@ class TestPage:
     def test_a_loss_and_a_null_are_said_too(self, tmp_path: Path, base: object, trained: object, verb: str) -> None:
         settings = write_experiment(tmp_path, base, trained)  # type: ignore[arg-type]
         assert f"**Training {verb} the share" in text_only(settings)["report.md"].decode()
+
+
+def decide(parts: Experiment, chosen: Callable[[dict[str, Any]], bool], **fields: Any) -> None:
+    """Change the decisions about the rollouts chosen."""
+    names = {row["rollout_id"] for row in parts.rollouts if chosen(row)}
+    for row in parts.updates:
+        if row["rollout_id"] in names:
+            row |= fields
+
+
+def measured_again(parts: Experiment) -> Experiment:
+    """The same with the curves and the ledger that its record now calls for."""
+    decided = {row["rollout_id"]: row for row in parts.updates}
+    components = Method.of(CONFIG).components
+    for number, groups in by_round(parts.rollouts).items():
+        kept = {n: v for n, v in parts.metrics[number].items() if n.split("/")[0] in ("loss", "seconds", "validation")}
+        parts.metrics[number] = {"round": number, **kept, **round_values(groups, decided, components)}
+    verdicts = [row["verdict"] for row in parts.updates]
+    ledger = {n: v for n, v in parts.run["ledger"].items() if not n.startswith("groups_")}
+    ledger |= {f"groups_{verdict}": verdicts.count(verdict) // 4 for verdict in set(verdicts)}
+    ledger["tokens_in_loss"] = sum(row["loss_tokens"] for row in parts.updates)
+    parts.run["ledger"] = ledger
+    return parts
+
+
+class TestCautions:
+    """What must be known before the numbers are read is said above them; a page without it says nothing."""
+
+    def said(self, folder: Path, parts: Experiment) -> str:
+        page = text_only(write_experiment(folder, parts=parts))["report.md"].decode()
+        before = page.split("## Result")[0]
+        return before.partition("**To know before reading on:**")[2]
+
+    def test_a_sound_run_has_none(self, page: str) -> None:
+        assert "To know before reading on" not in page
+
+    def test_rounds_without_an_update(self, tmp_path: Path) -> None:
+        parts = experiment()
+        for row in parts.rollouts:
+            if row["round"] in (1, 2):
+                row |= {"reward": 0.1, "reward_steps": [("weighted_sum", 0.1)]}
+                row |= {"reward_raw": [("exact_answer", 0.0), ("answer_format", 1.0)]}
+                row |= {"reward_weighted": [("exact_answer", 0.0), ("answer_format", 0.1)]}
+        flat = {"verdict": "skipped_flat", "centred": 0.0, "advantage": 0.0, "loss_tokens": 0}
+        decide(parts, lambda row: row["round"] in (1, 2), **flat)
+        said = self.said(tmp_path, measured_again(parts))
+        assert said.strip() == (
+            "- No group was in the update in 2 of 4 rounds (1, 2), so the policy did not move there: "
+            "4 groups skipped as flat (equal rewards)."
+        )
+
+    def test_a_run_in_which_nothing_was_scored(self, tmp_path: Path) -> None:
+        parts = experiment()
+        for row in parts.rollouts:
+            row |= {"reward": None, "reward_steps": [], "unscored_reason": "exact_answer: the sandbox is gone"}
+            row |= {name: [("exact_answer", None), *row[name][1:]] for name in ("reward_raw", "reward_weighted")}
+        decide(parts, lambda _: True, verdict="unscored", centred=0.0, advantage=0.0, loss_tokens=0)
+        said = self.said(tmp_path, measured_again(parts))
+        assert "No group was in the update in every round" in said
+        assert "8 groups without two scored members" in said
+        assert "No group could be compared for lack of scores in every round." in said
+
+    def test_completions_that_were_all_cut_off(self, tmp_path: Path) -> None:
+        parts = experiment()
+        for row in parts.rollouts:
+            row |= {"finish_reason": "length"} if row["round"] == 3 else {}
+        said = self.said(tmp_path, measured_again(parts))
+        assert said.strip() == (
+            "- Every completion was cut off at the token budget in 1 of 4 rounds (3) of the training."
+        )
+
+    def test_answers_that_were_all_cut_off(self, tmp_path: Path) -> None:
+        settings = write_experiment(tmp_path)
+        found = [
+            replace(one, finish_reason="length", strict_answer=None, correct=False, strict_score=0.0)
+            for one in answers(base_skill)
+        ]
+        (settings.completions / "base" / "completions.parquet").write_bytes(answers_parquet(found))
+        (settings.evaluation_numbers / "base.json").write_text(json.dumps(evaluation("base", found)))
+        page = text_only(settings)["report.md"].decode()
+        for mode in ("sampled", "greedy"):
+            assert f"- Every {mode} completion of the policy before training was cut off at the token budget." in page
+
+    @pytest.mark.parametrize(("split", "called"), [("train", "training"), ("validation", "validation")])
+    def test_a_split_that_was_not_held_out_is_never_called_so(self, tmp_path: Path, split: str, called: str) -> None:
+        parts = experiment()
+        parts.run["problems_sha256"] = {"heldout": "0" * 64, "train": "1" * 64, "validation": "2" * 64, split: "f" * 64}
+        page = text_only(write_experiment(tmp_path, parts=parts))["report.md"].decode()
+        assert f"- The evaluated file is the {called} split of the run's problems: nothing of it was held out." in page
+        assert f"correct sampled answers on 20 {called} problems:" in page
+        assert "**not** the run's held-out problems" in page
+        shown = page.replace("**not** the run's held-out problems", "")
+        assert "held-out" not in shown.lower()
+
+    def test_a_file_that_the_run_does_not_know(self, tmp_path: Path) -> None:
+        parts = experiment()
+        parts.run["problems_sha256"] = {"heldout": "0" * 64}
+        said = self.said(tmp_path, parts)
+        assert "whether it was held out cannot be told from here" in said
+        assert "were drawn in training" not in said
+
+    def test_evaluated_problems_that_were_trained_on(self, tmp_path: Path) -> None:
+        settings = write_experiment(tmp_path)
+        trained_on = record_rows()[0][0]["problem_id"]
+        for name, skill in (("base", base_skill), ("trained", trained_skill)):
+            found = [
+                replace(one, problem_id=trained_on) if one.problem_id == "sums_1digit-00" else one
+                for one in answers(skill)
+            ]
+            (settings.completions / name / "completions.parquet").write_bytes(answers_parquet(found))
+        page = text_only(settings)["report.md"].decode()
+        assert "- 1 of the 31 evaluated problems were drawn in training (by their ids)." in page
+
+
+class TestHostileText:
+    """Names and texts come from data and from a policy: whatever they hold, it is shown and nothing else happens."""
+
+    @pytest.mark.parametrize("text", HOSTILE)
+    def test_a_cell_shows_the_text_and_nothing_else(self, text: str) -> None:
+        """Rendered: two cells of the row, without markup but for code, that hold the text."""
+        tokens = (
+            MarkdownIt("commonmark")
+            .enable("table")
+            .parse(table(["a", "b"], [[plain(text), code(text, 1000)], ["1", "2"]]))
+        )
+        cells = [tokens[i + 1] for i, token in enumerate(tokens) if token.type == "td_open"]
+        assert len(cells) == 4
+        shown = []
+        for cell in cells[:2]:
+            children = cell.children or []
+            marked_up = [c for c in children if c.type not in ("text", "text_special", "code_inline")]
+            assert {c.content for c in marked_up} <= {"<code>", "</code>"}
+            shown.append("".join(c.content for c in children if c.type != "html_inline"))
+        assert shown[1] == one_line(text)
+        assert shown[0] == (one_line(text) if len(text) <= 120 else one_line(text)[:120] + "…")
+
+    def test_one_line_drops_nothing_unseen(self) -> None:
+        assert one_line("a\r\nb\rc\td\xa0e\u202ef\x00") == "a⏎b⏎c d e\ufffdf\ufffd"
+
+    @pytest.mark.parametrize("name", ["additions_1digit", "all", "level 3", "v1.2-easy"])
+    def test_names_of_plain_words_stay_as_they_are(self, name: str) -> None:
+        assert plain(name) == name
+
+    @pytest.mark.parametrize("name", ["_a_", "a*b*", "a  b", "", "a__b", "#1"])
+    def test_other_names_are_code(self, name: str) -> None:
+        assert plain(name) == code(name)
+
+    def test_every_picture_is_drawn(self, settings: ReportSettings) -> None:
+        """Slices and components of such names; three that are shortened alike keep a bar each."""
+        names = [*HOSTILE, "long " * 20 + "1", "long " * 20 + "2", "long " * 20 + "3"]
+        inputs = read_inputs(
+            settings.train, settings.evaluation_numbers, settings.completions, settings.base, settings.trained
+        )
+        overall, slices = compare_evaluations(inputs.base, inputs.trained)
+        groups = statistics(inputs.run.rollouts, inputs.run.decisions)
+        metrics = dict.fromkeys(("reward/mean", *(f"reward/{name}" for name in names)), "0.5")
+        curves = Curves(("round", *metrics), tuple({"round": number, **metrics} for number in "01"))
+        pictures = draw_pictures(
+            overall,
+            [replace(slices[0], name=name) for name in names],
+            curves,
+            [replace(groups[0], slice=name) for name in names],
+            names,
+        )
+        assert set(pictures) == {"held_out.png", "learning.png", "groups.png"}
+        assert all(data.startswith(b"\x89PNG") for data in pictures.values())
+
+    @pytest.mark.parametrize("name", [text for text in HOSTILE if "$" in text])
+    def test_dollars_in_a_name_are_no_mathematics(self, name: str) -> None:
+        """An even number of them sets what stands between as a formula; escaped, matplotlib shows the dollar."""
+        one = replace(statistics(*record_rows())[0], slice=name)
+        _, right = group_signal(Curves(("round",), ({"round": "0"},)), [one]).axes
+        (label,) = (tick.get_text() for tick in right.get_yticklabels())
+        assert not is_math_text(label)
+        assert label.replace(r"\$", "$") == name
+
+    def test_the_page_is_whole(self, tmp_path: Path) -> None:
+        parts = experiment()
+        for row, text in zip(parts.rollouts, HOSTILE * 4, strict=False):
+            row |= {"prompt_text": text, "completion_text": text}
+        hostile = "a|b `c`\n<i>"
+        for row in parts.rollouts:
+            row |= {"slice": hostile} if row["slice"] == "sums_2digit" else {}
+        settings = write_experiment(tmp_path, parts=measured_again(parts))
+        page = text_only(settings)["report.md"].decode()
+        for block in page.split("\n\n"):
+            if block.startswith("| "):
+                tokens = MarkdownIt("commonmark").enable("table").parse(block)
+                assert tokens[0].type == "table_open", block
+                rows = sum(token.type == "tr_open" for token in tokens)
+                assert rows == len(block.splitlines()) - 1, block
+        assert f"| {code(hostile)} |".replace("a|b", "a\\|b") in page
 
 
 class TestFiles:
@@ -183,10 +420,17 @@ class TestFiles:
 
     def test_equal_inputs_give_equal_bytes(self, report: dict[str, bytes], tmp_path: Path) -> None:
         """Times may differ and the folder too; nothing else does here, so no byte may."""
-        other = write_experiment(tmp_path)
-        run = json.loads((other.train / "run.json").read_text())
-        (other.train / "run.json").write_text(json.dumps(run | {"seconds": {"rollout": 1.23}}))
+        parts = experiment()
+        for row in parts.metrics:
+            row["seconds/rollout"] = 77.0
+        other = write_experiment(tmp_path, parts=parts)
         assert by_name(other, make_report(other)) == report
+
+    def test_the_times_are_printed(self, settings: ReportSettings, capsys: pytest.CaptureFixture[str]) -> None:
+        text_only(settings)
+        printed = capsys.readouterr().out
+        assert "**Training raised" in printed
+        assert "seconds of a round, over 4 rounds and 20.0 s:" in printed
 
     def test_the_shipped_config_writes_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_experiment(tmp_path)
@@ -249,15 +493,84 @@ class TestRefusals:
         with pytest.raises(ValueError, match="holds no table"):
             make_report(settings)
 
-    @pytest.mark.parametrize("text", ["a,b\n1,2\n", "round,b\n"])
-    def test_metrics_without_rounds(self, settings: ReportSettings, text: str) -> None:
-        (settings.train / "metrics.csv").write_text(text)
-        with pytest.raises(ValueError, match="has no"):
+    @pytest.mark.parametrize(
+        ("damaged", "content", "stage"),
+        [
+            ("build/train/metrics.csv", b"a,b\n1,2\n", "train"),
+            ("build/train/metrics.csv", b"round,b\n", "train"),
+            ("build/train/metrics.csv", b"round,b\n0,much\n", "train"),
+            ("build/train/metrics.csv", b"round,b\n0,1,2\n", "train"),
+            ("build/train/metrics.csv", b"\xff\xfe\x00", "train"),
+            ("build/train/run.json", b"", "train"),
+            ("build/train/run.json", b"{", "train"),
+            ("build/train/run.json", b"{}", "train"),
+            ("build/train/run.json", b"[]", "train"),
+            ("build/train/policy/resolved_config.yaml", b"a: [", "train"),
+            ("build/train/record/rollouts/round-00001-rank-0.parquet", b"PAR1", "train"),
+            ("build/train/record/validation/round-00001-rank-0.parquet", b"", "train"),
+            ("build/train/record/updates/round-00001-rank-0.parquet", None, "train"),
+            ("report/evaluation/base.json", b"{", "evaluate"),
+            ("report/evaluation/base.json", b"{}", "evaluate"),
+            ("report/evaluation/base.json", b'{"identity": {}, "overall": {}, "by_slice": {}}', "evaluate"),
+            ("report/evaluation/base.json", b'{"identity": 1, "overall": [], "by_slice": null}', "evaluate"),
+            ("build/evaluation/trained/completions.parquet", b"not a table", "evaluate"),
+            ("build/evaluation/trained/completions.parquet", None, "evaluate"),
+        ],
+    )
+    def test_a_damaged_input_is_named_with_its_stage(
+        self, settings: ReportSettings, tmp_path: Path, damaged: str, content: bytes | None, stage: str
+    ) -> None:
+        """None: the file is cut in the middle."""
+        path = tmp_path / damaged
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
+        with pytest.raises(ValueError, match=rf"{re.escape(str(path))} .*run the stage {stage} again"):
             make_report(settings)
 
-    def test_a_config_of_another_form(self, settings: ReportSettings) -> None:
-        (settings.train / "policy" / "resolved_config.yaml").write_text(yaml.safe_dump(["seed"]))
-        with pytest.raises(ValueError, match="does not hold named fields"):
+    @pytest.mark.parametrize("field", ["overall", "sampled", "accuracy", "value"])
+    def test_a_damaged_evaluation_is_named_whatever_it_lacks(self, settings: ReportSettings, field: str) -> None:
+        def without(node: Any) -> Any:
+            return {k: without(v) for k, v in node.items() if k != field} if isinstance(node, dict) else node
+
+        path = settings.evaluation_numbers / "trained.json"
+        path.write_text(json.dumps(without(json.loads(path.read_text()))))
+        with pytest.raises(ValueError, match=rf"{path} cannot be used .*{field}.*run the stage evaluate again"):
+            make_report(settings)
+
+    def test_a_config_of_another_run_or_version(self, settings: ReportSettings) -> None:
+        config = settings.train / "policy" / "resolved_config.yaml"
+        older = deepcopy(CONFIG)
+        del older["model"]["round"]["max_draws"]
+        config.write_text(yaml.safe_dump(older))
+        with pytest.raises(ValueError, match=r"it is not the configuration that .*run\.json holds"):
+            make_report(settings)
+        run = json.loads((settings.train / "run.json").read_text())
+        (settings.train / "run.json").write_text(json.dumps(run | {"config": yaml.safe_dump(older)}))
+        with pytest.raises(ValueError, match=r"cannot be read \(KeyError: 'max_draws'\).*run the stage train again"):
+            make_report(settings)
+
+    def test_evaluations_of_another_training(self, settings: ReportSettings) -> None:
+        """One training evaluated, then another into the same folder: its numbers would stand beside the other's."""
+        path = settings.train / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"policy_sha256": "5" * 64}))
+        with pytest.raises(ValueError, match=r"trained is of the policy trained.* ended with 5{16}: evaluate"):
+            make_report(settings)
+
+    @pytest.mark.parametrize(("name", "other"), [("trained", "base"), ("base", "trained")])
+    def test_one_policy_evaluated_under_both_names(self, settings: ReportSettings, name: str, other: str) -> None:
+        path = settings.evaluation_numbers / f"{name}.json"
+        numbers = json.loads(path.read_text())
+        numbers["identity"]["policy_sha256"] = other * 16
+        path.write_text(json.dumps(numbers))
+        with pytest.raises(ValueError, match=rf"the evaluation {name} is of the policy {other}.*dvc repro report"):
+            make_report(settings)
+
+    def test_a_training_that_disagrees_with_itself(self, tmp_path: Path) -> None:
+        parts = experiment()
+        parts.metrics[2]["reward/mean"] = 0.9
+        settings = write_experiment(tmp_path, parts=parts)
+        with pytest.raises(
+            ValueError, match=r"do not agree: 1 metrics .*reward/mean of round 2 is 0\.9, .*stage train"
+        ):
             make_report(settings)
 
     def test_settings(self) -> None:
@@ -267,16 +580,50 @@ class TestRefusals:
             ReportSettings(samples=0)
 
 
+def statistics(rollouts: Any, updates: Any) -> list[GroupStatistics]:
+    decided = {row["rollout_id"]: row for row in updates}
+    return group_statistics(rollouts, decided, Method.of(CONFIG).components)
+
+
 class TestParts:
     def test_where_the_signal_came_from(self) -> None:
         """A mixed group has |advantages| 1.732 + 3 x 0.577; four are of one slice and one of the other."""
         rollouts, updates = record_rows()
-        one, two, every = group_statistics(rollouts, {row["rollout_id"]: row for row in updates})
-        assert [part.slice for part in (one, two, every)] == ["sums_1digit", "sums_2digit", "all"]
+        one, two, every = statistics(rollouts, updates)
+        assert [part.slice for part in (one, two, every)] == ["sums_1digit", "sums_2digit", None]
         assert (one.mixed, two.mixed, every.mixed) == (1.0, 0.25, 0.625)
         assert (one.advantage_share, two.advantage_share) == (pytest.approx(0.8), pytest.approx(0.2))
         assert (one.duplicates, one.distinct) == (pytest.approx(0.5), 2.0)
         assert one.reward == pytest.approx(0.35)
+        assert (one.deviation, two.deviation) == (pytest.approx(3**0.5 / 4), pytest.approx(3**0.5 / 16))
+        assert (one.accepted, two.accepted, every.accepted) == (0.25, 1 / 16, 5 / 32)
+        assert (every.finished, every.truncated, every.other_endings, every.draws) == (1.0, 0.0, 0.0, 1.0)
+
+    def test_endings_and_draws_are_told_apart(self) -> None:
+        """The flat groups of the second slice are drawn again, to the same end; what is cut is not finished."""
+        rollouts, updates = record_rows()
+        for row in rollouts:
+            row["finish_reason"] = ("length", "tool_limit", "end_token", "end_token")[row["member"]]
+        flat = [row for row in rollouts if row["slice"] == "sums_2digit" and row["round"] < ROUNDS - 1]
+        again = [row | {"draw": 1, "rollout_id": f"again {row['rollout_id']}"} for row in flat]
+        decided = updates + [
+            {"rollout_id": row["rollout_id"], "verdict": "skipped_flat", "advantage": 0.0} for row in again
+        ]
+        one, two, every = statistics(rollouts + again, decided)
+        assert (one.draws, two.draws, every.draws) == (1.0, 7 / 4, 11 / 8)
+        assert (two.finished, two.truncated, two.other_endings) == (0.5, 0.25, 0.25)
+
+    def test_times_are_told_by_phase(self) -> None:
+        """The second of two rounds takes twice as long, and so does each of its phases."""
+        seconds = {n: {"rollout": 1.0 + n, "other": 0.5 + 0.5 * n, "round": 2.0 + 2 * n} for n in (0, 1)}
+        first, *lines = time_breakdown(seconds).splitlines()
+        assert first == "seconds of a round, over 2 rounds and 6.0 s:"
+        assert [" ".join(line.split()) for line in lines] == [
+            "rollout 1.500 on average 50.0% 2.000 in round 1",
+            "other 0.750 on average 25.0% 1.000 in round 1",
+            "round 3.000 on average 100.0% 4.000 in round 1",
+        ]
+        assert time_breakdown({}) == ""
 
     def test_samples_are_of_distinct_problems_and_spread(self) -> None:
         rollouts, _ = record_rows()

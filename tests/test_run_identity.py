@@ -10,6 +10,8 @@ from grpo.run_identity import (
     file_digest,
     fingerprint,
     folder_digest,
+    policy_digest,
+    problems_digests,
     versions,
     weights_digest,
 )
@@ -60,6 +62,27 @@ def test_weights_are_told_apart_from_what_stands_beside_them(folder: Path) -> No
     assert weights_digest(folder) == before
     (folder / "model.safetensors").write_bytes(b"Weights")
     assert weights_digest(folder) != before
+
+
+def test_a_policy_is_what_it_answers_with_and_not_where_it_came_from(folder: Path) -> None:
+    before = policy_digest(folder)
+    for name in ("provenance.json", "resolved_config.yaml", "README.md"):
+        (folder / name).write_text("another story")
+    assert policy_digest(folder) == before
+    (folder / "prompt_template.json").write_text("another way to ask")
+    assert policy_digest(folder) != before
+    with pytest.raises(ValueError, match="the stage that makes it has not run here"):
+        policy_digest(folder / "none")
+
+
+def test_problem_files_are_told_apart_by_split(folder: Path) -> None:
+    (folder / "train.jsonl").write_bytes(b"one")
+    (folder / "heldout.jsonl").write_bytes(b"two")
+    (folder / "summary.json").write_bytes(b"{}")
+    assert problems_digests(folder) == {
+        "heldout": hashlib.sha256(b"two").hexdigest(),
+        "train": hashlib.sha256(b"one").hexdigest(),
+    }
 
 
 def test_equal_parts_have_one_name_in_any_order() -> None:

@@ -1,8 +1,9 @@
 """Stage: ask a policy the held-out problems, and judge its answers apart from the training reward.
 
 ``grpo evaluate --config configs/evaluate.yaml --policy build/policy --name base``. The policy folder is
-all it needs of the policy; nothing of how it was trained (group size, reward, rounds) reaches it. The
-same keys and the same token budget serve every policy, so that two evaluations pair by problem.
+all it needs of the policy; nothing of how it was trained (group size, reward, rounds) reaches its answers or
+their verdicts. The same keys and the same token budget serve every policy, so that two evaluations pair by
+problem. The training's reward is asked afterwards, for what it pays and the scorer rejects: its loopholes.
 """
 
 from __future__ import annotations
@@ -16,20 +17,29 @@ from typing import Any
 import jsonargparse
 import torch
 import yaml
+from jsonargparse.typing import Path_fr
 
 from grpo.answer_metrics import Estimate, IntervalSettings, summarise
 from grpo.held_out_answers import TRAINED_ROLE, HeldOutAnswer, answers_parquet, judge, role
+from grpo.loopholes import (
+    LOOPHOLES_FILE,
+    find_loopholes,
+    held_components,
+    loophole_headline,
+    loophole_lines,
+    loophole_numbers,
+    read_rewards,
+)
+from grpo.output_folders import require_writable
 from grpo.problem_files import read_problems
 from grpo.records import Problem, PromptGroup, Rollout, RolloutKey
-from grpo.rollouts.policies import PROVENANCE_FILE, load_policy, load_tokenizer
+from grpo.rollouts.policies import load_policy, load_tokenizer
+from grpo.rollouts.prompt_lengths import refuse_long_prompts, require_places
 from grpo.rollouts.prompts import prompt_group
 from grpo.rollouts.sampling import Sampler, SamplingSettings
-from grpo.run_identity import CONFIG_FILE, file_digest, folder_digest, versions
+from grpo.run_identity import CONFIG_FILE, file_digest, policy_digest, versions
 from grpo.scorers import check_scorer, load_scorer, refuse_training_reward
 from grpo.whole_files import write_whole
-
-# They say where a policy came from, not what it answers, so they stay out of its hash.
-_NOT_THE_POLICY = frozenset({PROVENANCE_FILE, CONFIG_FILE, "README.md"})
 
 
 class EvaluationError(ValueError):
@@ -44,13 +54,17 @@ class EvaluateSettings:
         policy: policy folder.
         name: of the evaluation's files, such as ``base`` or ``trained``.
         problems: held-out problems; those of slices the policy was not trained on are reported apart.
-        completions_folder: gets ``<name>/completions.parquet``.
+        completions_folder: gets ``<name>/completions.parquet`` and ``<name>/loopholes.jsonl``.
         report_folder: gets ``<name>.json``.
         samples_per_problem: sampled completions of each problem, beside one greedy one.
         pass_at_k: each k of pass@k; at most ``samples_per_problem``.
+        max_prompt_tokens: a longer prompt is an error; none is ever cut.
         sampled: how they are drawn; the greedy completion has the same token budget.
         seed: of the sampled completions.
         scorer: dotted path of the judge, (problem, answer) -> Score; an answer is correct where it gives 1.
+        rewards: file of the training's reward, relative to the config; it is looked at for loopholes, and no
+            other number hangs on it. null: they are not looked for.
+        probed_per_slice: how many problems of each slice are probed for loopholes; null: all.
         intervals: how intervals are made.
     """
 
@@ -61,9 +75,12 @@ class EvaluateSettings:
     report_folder: Path = Path("report/evaluation")
     samples_per_problem: int = 4
     pass_at_k: tuple[int, ...] = (1, 4)
+    max_prompt_tokens: int = 512
     sampled: SamplingSettings = field(default_factory=lambda: SamplingSettings(max_new_tokens=8))
     seed: int = 1
     scorer: str = "grpo.scorers.reasoning_gym_score"
+    rewards: Path_fr | None = None
+    probed_per_slice: int | None = 20
     intervals: IntervalSettings = field(default_factory=IntervalSettings)
 
     def __post_init__(self) -> None:
@@ -73,6 +90,11 @@ class EvaluateSettings:
             raise EvaluationError(f"samples_per_problem is {self.samples_per_problem}: it must be at least 1")
         if self.sampled.temperature == 0:
             raise EvaluationError("sampled.temperature is 0: greedy completions are made anyway, so sample above 0")
+        if self.probed_per_slice is not None and self.probed_per_slice < 1:
+            raise EvaluationError(
+                f"probed_per_slice is {self.probed_per_slice}: give at least 1, or null for all problems; without "
+                "rewards nothing is probed"
+            )
         for k in self.pass_at_k:
             if not 1 <= k <= self.samples_per_problem:
                 raise EvaluationError(
@@ -97,21 +119,37 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     problems = read_problems(settings.problems)
     scorer = load_scorer(settings.scorer)
     refuse_training_reward(settings.scorer, scorer, _resolved_config(settings.policy))
+    rewards = {} if settings.rewards is None else held_components(read_rewards(settings.rewards))
+    groups = _prompts(problems, settings)
+    require_writable(settings.completions_folder / settings.name, "completions_folder")
+    require_writable(settings.report_folder, "report_folder")
     check_scorer(settings.scorer, scorer, problems)
-    answers = [judge(rollout, mode, scorer) for mode, rollout in _complete(problems, settings)]
+    answers = judge(_complete(groups, settings), scorer)
+    tried = find_loopholes(rewards, problems, answers, scorer, settings.probed_per_slice) if rewards else []
     evaluation = {"identity": _identity(settings, problems)} | _metrics(answers, problems, settings)
-    completions = settings.completions_folder / settings.name / "completions.parquet"
-    write_whole(completions, answers_parquet(answers))
+    evaluation["loopholes"] = loophole_numbers(tried, rewards, settings.intervals) if rewards else None
+    folder = settings.completions_folder / settings.name
+    write_whole(folder / "completions.parquet", answers_parquet(answers))
+    write_whole(folder / LOOPHOLES_FILE, loophole_lines(tried))
     text = json.dumps(evaluation, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     write_whole(settings.report_folder / f"{settings.name}.json", text.encode())
+    if rewards:
+        print(f"{settings.name}: {loophole_headline(tried)}")
     print(_headline(settings.name, evaluation))
     return evaluation
 
 
-def _complete(problems: Sequence[Problem], settings: EvaluateSettings) -> list[tuple[str, Rollout]]:
-    """Every completion with its mode: one greedy and ``samples_per_problem`` sampled for each problem."""
+def _prompts(problems: Sequence[Problem], settings: EvaluateSettings) -> list[PromptGroup]:
+    """The prompt of every problem, so that what is wrong with one shows before a model is loaded."""
     tokenizer, template = load_tokenizer(settings.policy)
     groups = [prompt_group(template, tokenizer, problem) for problem in problems]
+    refuse_long_prompts(groups, settings.max_prompt_tokens, "max_prompt_tokens")
+    require_places(groups, settings.sampled.max_new_tokens, settings.policy, "sampled.max_new_tokens")
+    return groups
+
+
+def _complete(groups: Sequence[PromptGroup], settings: EvaluateSettings) -> list[tuple[str, Rollout]]:
+    """Every completion with its mode: one greedy and ``samples_per_problem`` sampled for each problem."""
     policy = load_policy(settings.policy)
     model: torch.nn.Module = policy.model
     model.to(_device())
@@ -182,23 +220,24 @@ def _identity(settings: EvaluateSettings, problems: Sequence[Problem]) -> dict[s
         "seed": settings.seed,
         "device": _device(),
         "scorer": settings.scorer,
+        "rewards_sha256": None if settings.rewards is None else file_digest(Path(settings.rewards)),
+        "probed_per_slice": settings.probed_per_slice,
         "intervals": asdict(settings.intervals),
         "versions": versions(),
     }
-
-
-def policy_digest(folder: Path) -> str:
-    """A hash of the files of a policy folder that decide what it answers, by name and content."""
-    return folder_digest(
-        folder, [path for path in folder.iterdir() if path.is_file() and path.name not in _NOT_THE_POLICY]
-    )
 
 
 def _resolved_config(policy: Path) -> object:
     path = policy / CONFIG_FILE
     if not path.is_file():
         return None
-    parsed: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        parsed: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise EvaluationError(f"{path} is damaged ({first}): make the policy again with `dvc repro train`") from error
+    if not isinstance(parsed, dict):
+        raise EvaluationError(f"{path} holds no settings: make the policy again with `dvc repro train`")
     return parsed
 
 

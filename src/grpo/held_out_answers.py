@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.answer_metrics import Attempt
-from grpo.records import Problem, Rollout
-from grpo.scorers import Scorer, ScorerError, lenient_answer, strict_answer
+from grpo.records import Problem, Rollout, Score
+from grpo.scorers import Scorer, ScorerError, lenient_answer, score_answers, strict_answer
 
 TRAINED_ROLE = "train"
 
@@ -82,33 +82,59 @@ COMPLETIONS_SCHEMA = pa.schema(
 )
 
 
-def judge(rollout: Rollout, mode: str, scorer: Scorer) -> HeldOutAnswer:
-    """Read a completion strictly and leniently, and score both answers.
+@dataclass(frozen=True)
+class _Reading:
+    """A completion with both readings of its answer."""
+
+    mode: str
+    rollout: Rollout
+    strict: str | None
+    lenient: str | None
+
+
+def judge(
+    completions: Sequence[tuple[str, Rollout]], scorer: Scorer, limit_seconds: float = 60.0
+) -> list[HeldOutAnswer]:
+    """Read completions strictly and leniently, and score both answers.
+
+    Args:
+        completions: each with its mode, ``greedy`` or ``sampled``.
+        scorer: judges the answers, in worker processes where it can be sent to one.
+        limit_seconds: of one answer.
 
     Raises:
         ScorerError: the scorer has no verdict.
     """
-    problem = rollout.group.problem
+    readings = [_read(mode, rollout) for mode, rollout in completions]
+    items = [(r.rollout.group.problem, answer) for r in readings for answer in (r.strict, r.lenient)]
+    values = iter(_values(score_answers(scorer, items, limit_seconds), items))
+    return [_answer(reading, next(values), next(values)) for reading in readings]
+
+
+def _read(mode: str, rollout: Rollout) -> _Reading:
     # A completion that was cut off has no strict answer: what it would have said last is not known.
     strict = None if rollout.truncated else strict_answer(rollout.text)
-    strict_score = _value(scorer, problem, strict)
-    lenient = lenient_answer(rollout.text, problem.answer)
+    return _Reading(mode, rollout, strict, lenient_answer(rollout.text, rollout.group.problem.answer))
+
+
+def _answer(reading: _Reading, strict_score: float, lenient_score: float) -> HeldOutAnswer:
+    rollout, problem = reading.rollout, reading.rollout.group.problem
     return HeldOutAnswer(
         problem_id=problem.id,
         slice=problem.slice,
         role=role(problem),
         question=problem.question,
         gold=problem.answer,
-        mode=mode,
+        mode=reading.mode,
         member=rollout.key.member,
         text=rollout.text,
         tokens=len(rollout.tokens),
         finish_reason=rollout.finish_reason,
-        strict_answer=strict,
+        strict_answer=reading.strict,
         strict_score=strict_score,
-        correct=strict is not None and strict_score == 1,
-        lenient_answer=lenient,
-        lenient_correct=lenient is not None and _value(scorer, problem, lenient) == 1,
+        correct=reading.strict is not None and strict_score == 1,
+        lenient_answer=reading.lenient,
+        lenient_correct=reading.lenient is not None and lenient_score == 1,
     )
 
 
@@ -130,9 +156,11 @@ def read_answers(path: Path) -> list[HeldOutAnswer]:
     return [HeldOutAnswer(**row) for row in pq.read_table(path, columns=names).to_pylist()]
 
 
-def _value(scorer: Scorer, problem: Problem, answer: str | None) -> float:
-    score = scorer(problem, answer)
-    if score.value is None:
-        # A stand-in number would count the scorer's failure as the policy's.
-        raise ScorerError(f"the scorer could not judge the answer {answer!r} to {problem.id}: {score.reason}")
-    return score.value
+def _values(scores: Sequence[Score], items: Sequence[tuple[Problem, str | None]]) -> list[float]:
+    values = []
+    for score, (problem, answer) in zip(scores, items, strict=True):
+        if score.value is None:
+            # A stand-in number would count the scorer's failure as the policy's.
+            raise ScorerError(f"the scorer could not judge the answer {answer!r} to {problem.id}: {score.reason}")
+        values.append(score.value)
+    return values

@@ -20,6 +20,12 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.rollouts.policies import LoadedPolicy, save_policy, switch_dropout_off
+from grpo.rollouts.policy_files import (
+    load_whole_model,
+    load_whole_tokenizer,
+    require_all_weights,
+    require_replaceable,
+)
 from grpo.rollouts.prompts import PromptTemplate
 from grpo.run_identity import file_digest
 
@@ -111,14 +117,23 @@ class HubPolicy:
 
     def load(self, template: PromptTemplate) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         try:
-            model = AutoModelForCausalLM.from_pretrained(self.name, revision=self.revision, dtype=torch.float32)
-            return model, AutoTokenizer.from_pretrained(self.name, revision=self.revision)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self.name,
+                revision=self.revision,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+            )
+            tokenizer = AutoTokenizer.from_pretrained(self.name, revision=self.revision)
         except OSError as error:  # what transformers raises for all that it cannot fetch
             offline = "HF_HUB_OFFLINE is set, as `make` sets it: HF_HUB_OFFLINE=0 make repro reaches the hub"
             remedy = offline if HF_HUB_OFFLINE else "check the name, the revision, the network and the login"
             raise ValueError(
                 f"source is {self.name} at {self.revision}, which could not be fetched: {remedy}"
             ) from error
+        model, found = loaded
+        require_all_weights(found, f"source {self.name}", "Choose a model that transformers knows whole")
+        return model, tokenizer
 
 
 @dataclass(frozen=True)
@@ -136,8 +151,8 @@ class FolderPolicy:
         return {"folder": self.folder.name, "weights_sha256": [file_digest(path) for path in weights]}
 
     def load(self, template: PromptTemplate) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
-        return model, AutoTokenizer.from_pretrained(self.folder)
+        remedy = "copy or download the model of source.folder again"
+        return load_whole_model(self.folder, remedy), load_whole_tokenizer(self.folder, remedy)
 
 
 @dataclass(frozen=True)
@@ -158,7 +173,12 @@ class PolicySettings:
 
 
 def make_policy(settings: PolicySettings) -> None:
-    """Load the source and write the policy folder, reloaded once to prove that it can be."""
+    """Load the source and write the policy folder.
+
+    Raises:
+        ValueError: a setting or the source does not fit; nothing is written and nothing is deleted then.
+    """
+    require_replaceable(settings.output, "output")
     model, tokenizer = settings.source.load(settings.prompt_template)
     switch_dropout_off(model)
     ids = end_token_ids(tokenizer, settings.end_tokens)
@@ -171,13 +191,18 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase, end_tokens: tuple[str, ...
     """The tokenizer's end token and the declared ones, each a single token.
 
     Raises:
-        ValueError: a declared end is no single token of this tokenizer.
+        ValueError: a declared end is no single token of this tokenizer, or one that it does not know.
     """
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for text in end_tokens:
         tokens = tokenizer(text, add_special_tokens=False).input_ids
         if len(tokens) != 1:
             raise ValueError(f"end_tokens has {text!r}, which is {len(tokens)} tokens here: it must be exactly one")
+        if tokens[0] == tokenizer.unk_token_id and text != tokenizer.unk_token:
+            raise ValueError(
+                f"end_tokens has {text!r}, which this tokenizer does not know: every unknown character would end a "
+                "completion, so choose a token of its vocabulary"
+            )
         ids.append(tokens[0])
     if not ids:
         raise ValueError("end_tokens is empty and the tokenizer has no end token: completions could not end")

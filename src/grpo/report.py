@@ -1,7 +1,8 @@
 """Stage: both evaluations and the training's record, as one page.
 
 ``grpo report --config configs/report.yaml`` writes ``report.md`` with its pictures, ``comparison.json``
-(metrics) and ``curves.csv`` (plots). It holds no times and no paths: equal runs give equal bytes.
+(metrics) and ``curves.csv`` (plots). It holds no times and no paths: equal runs give equal bytes. Where the
+training's time went is printed instead.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from pathlib import Path
 import jsonargparse
 
 from grpo.reporting.comparison import compare_evaluations, comparison_json, headline_json
+from grpo.reporting.files import ReportError
 from grpo.reporting.group_statistics import group_statistics
-from grpo.reporting.inputs import ReportError, read_inputs
+from grpo.reporting.inputs import read_inputs
 from grpo.reporting.page import PageParts, headline, write_page
 from grpo.reporting.pictures import draw_pictures
 from grpo.reporting.provenance import refuse_unreconciled
+from grpo.reporting.timing import time_breakdown
 from grpo.whole_files import write_whole
 
 
@@ -61,21 +64,22 @@ def make_report(settings: ReportSettings) -> dict[Path, bytes]:
     """All files of the report, made before any is written; the page comes last.
 
     Raises:
-        ValueError: an input is missing, or the evaluations cannot be compared.
+        ValueError: an input is missing or damaged, the evaluations cannot be compared or are of other policies
+            than the training's, or the training's files disagree.
     """
     inputs = read_inputs(
         settings.train, settings.evaluation_numbers, settings.completions, settings.base, settings.trained
     )
-    refuse_unreconciled(inputs)
+    run = inputs.run
+    refuse_unreconciled(run)
     overall, slices = compare_evaluations(inputs.base, inputs.trained)
-    groups = group_statistics(inputs.rollouts, inputs.updates)
-    components = list(inputs.config.get("model", {}).get("rewards", {}))
-    pictures = draw_pictures(overall, slices, inputs.curves, groups, components)
+    groups = group_statistics(run.rollouts, run.updates, run.method.components)
+    pictures = draw_pictures(overall, slices, run.curves, groups, list(run.method.components))
     page = write_page(PageParts(inputs, overall, slices, groups, list(pictures), settings.samples))
-    print(headline(overall))
+    print("\n".join(text for text in (headline(overall, inputs.split), time_breakdown(run.curves.seconds)) if text))
     return {
         **{settings.output / "pictures" / name: data for name, data in pictures.items()},
-        settings.output / "curves.csv": inputs.curves.csv(),
+        settings.output / "curves.csv": run.curves.csv(),
         settings.output / "comparison.json": comparison_json(overall, slices),
         settings.output / "headline.json": headline_json(overall),
         settings.output / "report.md": page.encode(),

@@ -14,6 +14,10 @@ from typing import Any
 PACKAGES = ("torch", "transformers", "tokenizers", "lightning", "deepspeed", "numpy", "scipy", "reasoning-gym")
 # Stands in a policy folder that a training made: what it was trained with.
 CONFIG_FILE = "resolved_config.yaml"
+# Stands in every policy folder: where the policy came from.
+PROVENANCE_FILE = "provenance.json"
+# They say where a policy came from, not what it answers, so they stay out of its hash.
+_NOT_THE_POLICY = frozenset({PROVENANCE_FILE, CONFIG_FILE, "README.md"})
 SOURCE = Path(__file__).parent
 
 
@@ -44,6 +48,22 @@ def folder_digest(folder: Path, names: Iterable[Path] | None = None) -> str:
 def weights_digest(policy_folder: Path) -> str:
     """SHA-256 over a policy folder's weight files alone."""
     return folder_digest(policy_folder, policy_folder.glob("*.safetensors"))
+
+
+def policy_digest(policy_folder: Path) -> str:
+    """SHA-256 over the files of a policy folder that decide what it answers.
+
+    The training writes it into ``run.json`` and an evaluation into its numbers, so that the report can tell
+    whether the one evaluated the policy of the other.
+    """
+    return folder_digest(
+        policy_folder, (p for p in policy_folder.glob("*") if p.is_file() and p.name not in _NOT_THE_POLICY)
+    )
+
+
+def problems_digests(problems_folder: Path) -> dict[str, str]:
+    """SHA-256 of each problem file of a folder by split, such as ``heldout``."""
+    return {path.stem: file_digest(path) for path in sorted(problems_folder.glob("*.jsonl"))}
 
 
 def code_digest(names: Iterable[str] = (".",)) -> str:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, cast
 
 from grpo.records import Problem, Score
+from grpo.rewards import Reward, RewardComponent
+from grpo.rewards.judging import Judges
+from grpo.rewards.reasoning_gym_grader import EVALUATES_ANSWERS
 
 Scorer = Callable[[Problem, str | None], Score]
 
@@ -36,6 +40,8 @@ def reasoning_gym_score(problem: Problem, answer: str | None) -> Score:
         return Score(0.0, reason="no answer")
     if "task" not in problem.metadata:
         return Score.unscorable("the problem's metadata names no Reasoning Gym task")
+    if problem.metadata["task"] in EVALUATES_ANSWERS:
+        return Score.unscorable(f"the grader of {problem.metadata['task']} would run the answer as Python code")
     entry = {"question": problem.question, "answer": problem.answer, "metadata": problem.metadata.get("entry", {})}
     return Score(float(_score_answer(str(problem.metadata["task"]))(answer, entry)))
 
@@ -79,6 +85,15 @@ def lenient_answer(text: str, gold: str) -> str | None:
     return None
 
 
+def score_answers(
+    scorer: Scorer, items: Sequence[tuple[Problem, str | None]], limit_seconds: float | None = 60.0
+) -> list[Score]:
+    """The scores of many answers, in their order, each within a limit; what goes wrong makes a score unscorable."""
+    component = RewardComponent(cast(Reward, scorer), limit_seconds=limit_seconds)
+    with Judges({"scorer": component}) as judges:
+        return [row["scorer"] for row in judges.judge(cast(Sequence[tuple[Problem, str]], items))]
+
+
 def load_scorer(path: str) -> Scorer:
     """The scorer at a dotted path such as ``grpo.scorers.reasoning_gym_score``."""
     try:
@@ -99,20 +114,21 @@ def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem]) -> None
     Raises:
         ScorerError: naming the first problem whose gold answer fails.
     """
-    others = [(problem, other.answer) for problem, other in pairwise(problems)]
-    wrong = [(problem, answer) for problem, answer in others if answer != problem.answer]
-    paid = sum(scorer(problem, answer).value == 1 for problem, answer in wrong)
+    wrong = [(problem, other.answer) for problem, other in pairwise(problems) if other.answer != problem.answer]
+    items = [*wrong, *((p, p.answer) for p in problems), *((p, None) for p in problems)]
+    scores = score_answers(scorer, items)
+    paid = sum(score.value == 1 for score in scores[: len(wrong)])
     if wrong and paid > len(wrong) / 2:  # a few may be right by chance, where a task has several right answers
         raise ScorerError(f"scorer {path} gives 1 to {paid} of {len(wrong)} answers to other problems: choose another")
-    for problem in problems:
-        gold = scorer(problem, problem.answer)
+    golds, nothings = scores[len(wrong) : -len(problems)], scores[-len(problems) :]
+    for problem, gold, nothing in zip(problems, golds, nothings, strict=True):
         if gold.value != 1:
             verdict = f"scores {gold.value:g}" if gold.value is not None else f"cannot be scored ({gold.reason})"
             raise ScorerError(
                 f"scorer {path} does not fit these problems: the gold answer {problem.answer!r} of {problem.id} "
                 f"{verdict} and must score 1; name another scorer in configs/evaluate.yaml"
             )
-        if scorer(problem, None).value == 1:
+        if nothing.value == 1:
             raise ScorerError(f"scorer {path} gives 1 where problem {problem.id} has no answer: choose another one")
 
 
@@ -125,19 +141,28 @@ def refuse_training_reward(path: str, scorer: Scorer, resolved_config: object) -
         resolved_config: the policy's training settings as parsed YAML, None where it was not trained here.
     """
     names = {path, f"{getattr(scorer, '__module__', '')}.{getattr(scorer, '__qualname__', '')}"}
-    rewarded = names & set(_strings(resolved_config))
+    rewarded = names & {judge for named in _checks(resolved_config) for judge in (named, _same_judge_as(named))}
     if rewarded:
         raise ScorerError(
             f"scorer is {path!r}, which the policy was trained on ({min(rewarded)} stands in its resolved "
-            "config): judge held-out answers with a scorer that was not a reward"
+            "config, or one of its rewards says that it judges alike): judge held-out answers with a scorer that was "
+            "not a reward"
         )
 
 
-def _strings(node: object) -> list[str]:
+def _same_judge_as(path: str) -> str:
+    """The scorer that the reward at ``path`` says it judges like; itself where it says nothing."""
+    with suppress(ValueError, ImportError, AttributeError):
+        return str(getattr(resolve_name(path), "same_judge_as", path))
+    return path
+
+
+def _checks(node: object, key: str = "") -> list[str]:
+    """What a config names as a function or a class, however deep."""
     if isinstance(node, str):
-        return [node]
+        return [node] if key in ("check", "class_path") else []
     if isinstance(node, dict):
-        return [text for part in node.values() for text in _strings(part)]
+        return [path for name, part in node.items() for path in _checks(part, str(name))]
     if isinstance(node, list):
-        return [text for part in node for text in _strings(part)]
+        return [path for part in node for path in _checks(part, key)]
     return []

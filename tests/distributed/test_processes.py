@@ -110,8 +110,8 @@ def test_two_processes_leave_one_run(two: Path) -> None:
 def test_a_sharded_run_that_was_killed_ends_as_the_straight_one(two: Path, tmp_path: Path) -> None:
     """Under the strategy that made ``two``; round 1 has begun, and round 0's state was kept."""
     strategy = STRATEGIES["deepspeed" if "deepspeed" in str(two) else "ddp"]
-    dying = {"class_path": "fixtures_policy.DiesOnce", "init_args": {"marker": str(tmp_path / "died"), "calls": 12}}
-    changes = {"rewards": {"lower_case": {"check": dying}}}
+    dying = {"class_path": "fixtures_policy.DiesOnce", "init_args": {"marker": str(tmp_path / "died"), "calls": 18}}
+    changes = {"rewards": {"lower_case": {"check": dying, "limit_seconds": None}}}
     assert "going on from" not in train(tmp_path / "run", strategy, 2, changes, fails=True)
     assert (tmp_path / "died").exists()
     assert "going on from" in train(tmp_path / "run", strategy, 2, changes)

@@ -23,7 +23,7 @@ def rewards_by_round(folder: Path, loss: LossSettings) -> list[float]:
     policy, problems = policy_folder(folder / "policy"), problem_folder(folder / "problems")
     module = GRPOModule(
         policy,
-        {"lower_case": RewardComponent(share_of_lower_case)},
+        {"lower_case": RewardComponent(share_of_lower_case, limit_seconds=None)},
         SamplingSettings(max_new_tokens=6),
         loss=loss,
         optimizer=OptimizerSettings(learning_rate=6e-3),

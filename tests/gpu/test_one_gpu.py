@@ -28,7 +28,8 @@ def test_sampler_and_update_agree_on_a_gpu(tmp_path: Path, monkeypatch: pytest.M
             "--data.rounds=2",
             "--data.groups_per_round=2",
             "--model.round.group_size=4",
-            '--model.rewards={"form": {"check": "grpo.rewards.answer_format.answer_format"}}',
+            '--model.rewards={"answer": {"check": "grpo.rewards.exact_answer.exact_answer"}, '
+            '"form": {"check": "grpo.rewards.answer_format.answer_format"}}',
             "--model.round.flat_groups=keep",
             f"--output={tmp_path / 'output'}",
             f"--runs={tmp_path / 'runs'}",

@@ -1,6 +1,9 @@
 """A run that was stopped ends as the straight run does."""
 
 import csv
+import importlib
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from grpo import train
 from grpo.run_identity import weights_digest
 from grpo.training.checkpoints import newest_checkpoint
 from grpo.training.grpo_module import GRPOModule
+from grpo.training.run_folder import RunInUse, only_trainer
 
 
 class Killed(BaseException):
@@ -151,6 +155,29 @@ def test_a_folder_that_deepspeed_had_not_finished_is_no_state(tmp_path: Path) ->
     found = newest_checkpoint(tmp_path)
     assert found is not None
     assert found.name == "update-2.ckpt"
+
+
+def test_an_edited_reward_outside_the_package_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not go on from the state that the earlier reward made."""
+    source = "from fixtures_policy import share_of_lower_case\n\n\ndef reward(problem, completion):\n    return "
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for body in ("share_of_lower_case(problem, completion)", "share_of_lower_case(problem, completion.lower())"):
+        (tmp_path / "edited_reward.py").write_text(source + body + "\n\n\nreward.graded_on_gold = False\n")
+        importlib.invalidate_caches()
+        sys.modules.pop("edited_reward", None)
+        rewards = {"mine": {"check": "edited_reward.reward", "limit_seconds": None}}
+        run(tmp_path, data__rounds=1, model__rewards=rewards)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    told = json.loads((tmp_path / "output" / "run.json").read_text())["named_code"]
+    assert "edited_reward" in told
+
+
+def test_a_second_training_of_the_same_run_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, data__rounds=1)
+    [run_folder] = (tmp_path / "runs").iterdir()
+    with only_trainer(run_folder), pytest.raises(RunInUse, match="is being trained by another process"):
+        run(tmp_path, data__rounds=1)
 
 
 def test_more_than_one_pass_is_refused(tmp_path: Path) -> None:

@@ -108,6 +108,15 @@ def test_a_prompt_past_the_limit_is_an_error_and_is_never_cut(folders: dict[str,
     assert all(len(group.prompt_tokens) == len(group.prompt_text) for group in groups)
 
 
+def test_completions_that_the_model_has_no_places_for_are_refused(folders: dict[str, Path]) -> None:
+    """The test's policy has 128 places; the longest prompt, "16 + 4 =", has 8 tokens."""
+    datamodule(folders, max_new_tokens=120)
+    for tokens in (121, 10**11):
+        message = rf"max_new_tokens is {tokens}, and the longest prompt \(p04\) has 8 tokens, .* 128 .* at most 120"
+        with pytest.raises(ValueError, match=message):
+            datamodule(folders, max_new_tokens=tokens)
+
+
 @pytest.mark.parametrize("name", ["rounds", "groups_per_round"])
 def test_sizes_below_one_are_refused(folders: dict[str, Path], name: str) -> None:
     with pytest.raises(ValueError, match=rf"data\.{name} is 0: it must be at least 1"):

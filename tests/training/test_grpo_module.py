@@ -271,6 +271,15 @@ def test_two_fits_from_one_seed_are_one_and_from_two_seeds_are_two(tmp_path: Pat
         (lambda: LossSettings(clip_low=0.0), r"loss\.clip_low is 0\.0"),
         (lambda: LossSettings(dual_clip=1.0), r"loss\.dual_clip is 1\.0"),
         (lambda: OptimizerSettings(learning_rate=0.0), r"optimizer\.learning_rate is 0\.0"),
+        (lambda: OptimizerSettings(learning_rate=float("inf")), r"optimizer\.learning_rate is inf"),
+        (lambda: OptimizerSettings(learning_rate=1e30), r"optimizer\.learning_rate is 1e\+30"),
+        (lambda: OptimizerSettings(learning_rate=float("nan")), r"optimizer\.learning_rate is nan"),
+        (lambda: OptimizerSettings(end_factor=float("nan")), r"optimizer\.end_factor is nan"),
+        (lambda: OptimizerSettings(betas=(0.9, 1.0)), r"optimizer\.betas are \[0\.9, 1\.0\]"),
+        (lambda: OptimizerSettings(betas=(float("nan"), 0.9)), r"optimizer\.betas are \[nan, 0\.9\]"),
+        (lambda: OptimizerSettings(weight_decay=float("inf")), r"optimizer\.weight_decay is inf"),
+        (lambda: OptimizerSettings(weight_decay=-0.1), r"optimizer\.weight_decay is -0\.1"),
+        (lambda: OptimizerSettings(max_gradient_norm=float("nan")), r"optimizer\.max_gradient_norm is nan"),
         (lambda: OptimizerSettings(max_gradient_norm=-1.0), r"optimizer\.max_gradient_norm is -1\.0"),
         (lambda: OptimizerSettings(micro_batch_rows=0), r"optimizer\.micro_batch_rows is 0"),
     ],
@@ -278,6 +287,12 @@ def test_two_fits_from_one_seed_are_one_and_from_two_seeds_are_two(tmp_path: Pat
 def test_settings_that_cannot_work_are_refused_by_name(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_gradient_of_any_length_passes_where_the_clip_is_off(tmp_path: Path) -> None:
+    settings = [OptimizerSettings(learning_rate=1e-3, max_gradient_norm=norm) for norm in (float("inf"), 1e9)]
+    one, other = (Run(tmp_path, optimizer=each).go().weights() for each in settings)
+    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(

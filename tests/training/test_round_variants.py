@@ -157,7 +157,10 @@ def test_a_run_that_may_not_go_on_without_a_mixed_group_stops_behind_the_record(
         run.go()
     rows = run.table("rollouts")
     assert Counter(row["draw"] for row in rows) == {0: 12, 1: 8, 2: 4}
-    assert run.table("updates") == []
+    decided = run.table("updates")
+    assert {row["rollout_id"] for row in decided} == {row["rollout_id"] for row in rows}
+    assert Counter(row["verdict"] for row in decided) == {"kept": 8, "resampled": 12, "failed_flat": 4}
+    assert {row["loss_tokens"] for row in decided} == {0}
     before = torch.cat([p.flatten() for p in load_policy(tmp_path / "policy").model.parameters()])
     assert torch.equal(run.weights(), before)
 

@@ -5,7 +5,6 @@ import pytest
 
 from grpo.training.run_loggers import RoundCSVLogger, RoundLineLogger, WandbSettings, run_loggers
 
-
 LOCAL = [RoundCSVLogger, RoundLineLogger]  # pytest's output is no terminal
 
 

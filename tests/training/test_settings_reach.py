@@ -19,9 +19,10 @@ import yaml
 from fixtures_policy import TOKENIZER, leaning_policy_folder, problem_folder, train_config, write_config
 from fixtures_rounds import Call, Row, by_group, read_table, watch
 from lightning.pytorch.loggers import Logger
+from pebble import ProcessPool
 
 from grpo import train
-from grpo.rewards import RewardComponent
+from grpo.rewards import RewardComponent, judging
 from grpo.rollouts import sampling, tool_turns
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import SamplingSettings
@@ -54,6 +55,8 @@ WATCHED: dict[str, tuple[Any, str]] = {
     "problems": (prompt_group_datamodule, "read_problems"),
     "orders": (prompt_group_datamodule, "problem_order"),
     "saved": (StreamingCheckpointIO, "save_checkpoint"),
+    "pools": (judging, "ProcessPool"),
+    "scheduled": (ProcessPool, "schedule"),
 }
 
 
@@ -240,6 +243,16 @@ def weight_of(component: str) -> Read:
     return read
 
 
+def limit_of(component: str) -> Read:
+    """Of the calls that a worker was sent; None where none was."""
+
+    def read(run: Evidence) -> float | None:
+        limits = [call["timeout"] for call in run.calls["scheduled"] if call["args"][0] == component]
+        return one(limits) if limits else None
+
+    return read
+
+
 def check_of(component: str) -> Read:
     def read(run: Evidence) -> str:
         check: Any = run.module.components[component].check
@@ -364,6 +377,8 @@ REACH: dict[str, Reach] = {
     "wandb.group": Reach("drawn_again", "together", wandb("group")),
     "model.rewards.lower_case.check": Reach("kept", "fixtures_policy.share_of_lower_case", check_of("lower_case")),
     "model.rewards.lower_case.weight": Reach("kept", 2.0, weight_of("lower_case")),
+    "model.rewards.lower_case.limit_seconds": Reach("kept", None, limit_of("lower_case")),
+    "model.rewards.form.limit_seconds": Reach("kept", 55.0, limit_of("form")),
     "model.rewards.form.check": Reach("kept", "fixtures_policy.starts_with_a_letter", check_of("form")),
     "model.rewards.form.weight": Reach("kept", 0.25, weight_of("form")),
     "model.reward_transform.clip": Reach(
@@ -397,6 +412,7 @@ REACH: dict[str, Reach] = {
     "model.round.epochs": Reach("kept", 2, passes_a_round),
     "model.round.minibatches": Reach("kept", 2, lambda run: one([len(call.result) for call in run.calls["parts"]])),
     "model.round.minibatch_split": Reach("kept", "rows", split),
+    "model.round.reward_workers": Reach("kept", 1, argument("pools", "max_workers")),
     "model.round.max_failure_share": Reach("kept", 0.25, argument("failures", "max_failure_share")),
     "model.round.validation_samples": Reach("kept", 4, completions_of_a_validation_problem),
     "model.advantages.baseline": Reach("kept", "batch_mean", baseline),
@@ -441,6 +457,7 @@ LINKED = {
     "data.seed": "seed_everything",
     "data.group_unit": "model.round.group_unit",
     "data.group_size": "model.round.group_size",
+    "data.max_new_tokens": "model.sampling.max_new_tokens",
 }
 
 # What a run needs besides, which is not looked for.
@@ -449,7 +466,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     "drawn_again": {
         "wandb.mode": "offline",
         "model.round.flat_groups": "resample",
-        "model.rewards": {"letter": {"check": "fixtures_policy.starts_with_a_letter"}},
+        "model.rewards": {"letter": {"check": "fixtures_policy.starts_with_a_letter", "limit_seconds": None}},
     },
 }
 

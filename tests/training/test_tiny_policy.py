@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +83,33 @@ def test_it_becomes_a_policy_folder(tmp_path: Path) -> None:
         [prompt("1+1=")], [key()], 1
     )
     assert len(rollout.tokens) >= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": 0}, r"source\.layers is 0"),
+        ({"width": 0}, r"source\.width is 0"),
+        ({"heads": 0}, r"source\.heads is 0"),
+        ({"rows": 0}, r"source\.rows is 0"),
+        ({"steps": -1}, r"source\.steps is -1"),
+        ({"width": 10, "heads": 3}, r"source\.width is 10, .* make it a multiple of 6"),
+        ({"width": 12, "heads": 4}, r"source\.width is 12, .* make it a multiple of 8"),
+        ({"learning_rate": 0.0}, r"source\.learning_rate is 0\.0"),
+        ({"learning_rate": float("inf")}, r"source\.learning_rate is inf"),
+        ({"learning_rate": float("nan")}, r"source\.learning_rate is nan"),
+    ],
+)
+def test_what_makes_no_model_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TinyPolicy(**settings)
+
+
+@pytest.mark.filterwarnings("ignore:Total length of")
+def test_without_a_step_it_is_the_random_start(tmp_path: Path) -> None:
+    write_problems(tmp_path / "examples.jsonl", problems(5))
+    model, _ = TinyPolicy(tmp_path / "examples.jsonl", layers=1, width=16, heads=2, steps=0).load(TEMPLATE)
+    assert all(weight.isfinite().all() for weight in model.parameters())
 
 
 @pytest.mark.slow

@@ -9,9 +9,8 @@ from typing import Any
 
 from grpo.answer_metrics import Attempt, Estimate, IntervalSettings, compare
 from grpo.held_out_answers import TRAINED_ROLE
-from grpo.reporting.inputs import Evaluated, ReportError
-
-MODES = ("sampled", "greedy")
+from grpo.reporting.files import ReportError
+from grpo.reporting.inputs import MODES, RELATIONS, Evaluated
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def compare_evaluations(base: Evaluated, trained: Evaluated) -> tuple[SliceCompa
         ReportError: completions and numbers of an evaluation do not belong together.
     """
     slices = [_compare(base, trained, name) for name in base.numbers["by_slice"]]
-    order = ("trained_on", "other_setting", "other_task")
+    order = list(RELATIONS)
     return _compare(base, trained, None), sorted(slices, key=lambda one: (order.index(one.relation), one.name))
 
 

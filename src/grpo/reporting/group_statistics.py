@@ -2,76 +2,96 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
 
-from grpo.reporting.inputs import drawn_tokens
+from grpo.reporting.recorded_groups import Members, Row, by_round, first_draws
+from grpo.rewards import RewardComponent
+from grpo.training.round_metrics import rollout_metrics
 
-Row = Mapping[str, Any]
+Group = Sequence[Members]
 
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """Statistics of the training's groups of one slice, or of all.
+    """Statistics of the training's groups of one slice, or with None of all.
+
+    They are those of ``docs/metrics.md``, over all rounds, of the first draws: a flat draw that is drawn again would
+    count its problem twice.
 
     Args:
+        draws: draws a group; above 1 only where flat groups are drawn again.
+        deviation: standard deviation of the rewards within groups, on average: what advantages are made of.
+        accepted: share of rollouts with full marks.
         mixed: share of groups with unequal rewards, which alone teach anything.
         duplicates: share of completions whose tokens already stand in their group.
         distinct: distinct texts a group.
+        finished: share of completions that drew an end token.
+        truncated: share that was cut off at the budget.
+        other_endings: the rest.
         advantage_share: these groups' part of the sum of absolute advantages.
     """
 
-    slice: str
+    slice: str | None
     groups: int
-    rollouts: int
+    draws: float
     reward: float | None
-    mixed: float
+    deviation: float | None
+    accepted: float | None
+    mixed: float | None
     duplicates: float
     distinct: float
     length: float
+    finished: float
     truncated: float
+    other_endings: float
     advantage_share: float
 
 
-def group_statistics(rollouts: Sequence[Row], updates: Mapping[str, Row]) -> list[GroupStatistics]:
+def group_statistics(
+    rollouts: Sequence[Row], updates: Mapping[str, Row], components: Mapping[str, RewardComponent]
+) -> list[GroupStatistics]:
     """Each slice's statistics, by name, and last those of all together.
 
     Args:
         rollouts: rows of the record's first table.
         updates: rows of its second table, by rollout id.
+        components: the reward's, for their weights.
     """
-    whole = _absolute_advantage(rollouts, updates)
-    slices = sorted({row["slice"] for row in rollouts})
-    parts = [(name, [row for row in rollouts if row["slice"] == name]) for name in slices]
-    return [_statistics(name, rows, updates, whole) for name, rows in (*parts, ("all", list(rollouts)))]
+    groups = [group for groups in by_round(rollouts).values() for group in groups]
+    whole = _absolute_advantage(groups, updates)
+    slices = sorted({group[0][0]["slice"] for group in groups})
+    parts = [(name, [group for group in groups if group[0][0]["slice"] == name]) for name in slices]
+    return [
+        _statistics(name, part, components, _absolute_advantage(part, updates) / whole if whole else 0.0)
+        for name, part in (*parts, (None, groups))
+    ]
 
 
-def _statistics(name: str, rows: Sequence[Row], updates: Mapping[str, Row], whole: float) -> GroupStatistics:
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["round"], row["problem_id"], row["occurrence"], row["draw"]), []).append(row)
-    distinct_tokens = sum(len({tuple(row["completion_tokens"]) for row in group}) for group in groups.values())
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+def _statistics(
+    name: str | None, groups: Sequence[Group], components: Mapping[str, RewardComponent], advantage_share: float
+) -> GroupStatistics:
+    metrics = rollout_metrics(first_draws(groups), components)
+    finished, truncated = metrics["endings/end_token"], metrics["endings/length"]
     return GroupStatistics(
         slice=name,
         groups=len(groups),
-        rollouts=len(rows),
-        reward=fmean(rewards) if rewards else None,
-        mixed=fmean(_is_mixed(group) for group in groups.values()),
-        duplicates=1 - distinct_tokens / len(rows),
-        distinct=fmean(len({row["completion_text"] for row in group}) for group in groups.values()),
-        length=fmean(map(drawn_tokens, rows)),
-        truncated=fmean(row["finish_reason"] == "length" for row in rows),
-        advantage_share=_absolute_advantage(rows, updates) / whole if whole else 0.0,
+        draws=sum(map(len, groups)) / len(groups),
+        reward=metrics.get("reward/mean"),
+        deviation=metrics.get("reward/std_within_groups"),
+        accepted=metrics.get("reward/acceptance"),
+        mixed=metrics.get("groups/mixed"),
+        duplicates=metrics["groups/duplicates"],
+        distinct=metrics["groups/distinct"],
+        length=metrics["length/mean"],
+        finished=finished,
+        truncated=truncated,
+        other_endings=max(0.0, 1.0 - finished - truncated),
+        advantage_share=advantage_share,
     )
 
 
-def _is_mixed(group: Sequence[Row]) -> bool:
-    return len({row["reward"] for row in group if row["reward"] is not None}) > 1
-
-
-def _absolute_advantage(rows: Sequence[Row], updates: Mapping[str, Row]) -> float:
-    advantages = (updates.get(row["rollout_id"], {}).get("advantage") for row in rows)
-    return sum(abs(float(advantage)) for advantage in advantages if advantage is not None)
+def _absolute_advantage(groups: Sequence[Group], updates: Mapping[str, Row]) -> float:
+    rows = [row for group in groups for row in group[-1]]
+    return math.fsum(abs(updates[row["rollout_id"]]["advantage"] or 0.0) for row in rows)

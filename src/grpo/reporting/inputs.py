@@ -2,67 +2,73 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import yaml
 
+from grpo.answer_metrics import METRICS, Estimate, IntervalSettings
 from grpo.held_out_answers import HeldOutAnswer, read_answers
-from grpo.reporting.curves import Curves, read_curves
-from grpo.run_identity import CONFIG_FILE
+from grpo.loopholes import LOOPHOLE_FIELDS, LOOPHOLES_FILE, SOURCES
+from grpo.reporting.files import ReportError, parse_json, read_json, read_text, refuse_damaged, refuse_missing
+from grpo.reporting.finished_run import FinishedRun, read_run, run_files
+
+STAGE = "evaluate"
+MODES = ("sampled", "greedy")
+RELATIONS = {"trained_on": "trained on", "other_setting": "same task, not trained on", "other_task": "other task"}
 
 # What may differ between two evaluations that are compared; all else must be the same.
 _OWN_TO_A_POLICY = frozenset({"name", "policy_sha256"})
-
-ROLLOUT_COLUMNS = [
-    "rollout_id",
-    "round",
-    "purpose",
-    "problem_id",
-    "slice",
-    "prompt_text",
-    "occurrence",
-    "member",
-    "draw",
-    "completion_text",
-    "completion_tokens",
-    "completion_drawn",
-    "finish_reason",
-    "reward_raw",
-    "reward",
-]
-UPDATE_COLUMNS = ["rollout_id", "verdict", "advantage", "loss_tokens"]
-
-
-class ReportError(ValueError):
-    """The report cannot be made from what is there."""
+_IDENTITY = (
+    "intervals",
+    "max_new_tokens",
+    "pass_at_k",
+    "policy_sha256",
+    "problems_sha256",
+    "samples_per_problem",
+    "scorer",
+    "seed",
+    "temperature",
+    "versions",
+)
+# What a file of another form fails with where its fields are read.
+_ODD_FORM = (KeyError, TypeError, AttributeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One policy's evaluation: the numbers of its JSON file and the completions behind them."""
+    """One policy's evaluation: the numbers of its JSON file and the completions behind them.
+
+    ``loopholes``: what the training's reward pays and the scorer rejects; None where it was not looked for.
+    """
 
     name: str
     numbers: Mapping[str, Any]
     answers: list[HeldOutAnswer]
+    loopholes: list[Mapping[str, Any]] | None = None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What the numbers depend on."""
+        identity: Mapping[str, Any] = self.numbers["identity"]
+        return identity
 
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """What the report is made of. ``rollouts`` and ``updates`` are rows of the record's two tables."""
+    """What the report is made of: two evaluations, and the training between them."""
 
     base: Evaluated
     trained: Evaluated
-    curves: Curves
-    rollouts: list[dict[str, Any]]
-    updates: dict[str, dict[str, Any]]
-    config: Mapping[str, Any]
-    run: Mapping[str, Any]
+    run: FinishedRun
+
+    @property
+    def split(self) -> str | None:
+        """Which split of the run's problems was evaluated, such as ``heldout``; None for another file."""
+        evaluated = self.base.identity["problems_sha256"]
+        return next((name for name, sha256 in self.run.run["problems_sha256"].items() if sha256 == evaluated), None)
 
 
 def read_inputs(train: Path, evaluation_numbers: Path, completions: Path, base: str, trained: str) -> ReportInputs:
@@ -76,58 +82,106 @@ def read_inputs(train: Path, evaluation_numbers: Path, completions: Path, base: 
         trained: name of the one after.
 
     Raises:
-        ReportError: a file is missing, or the two evaluations cannot be compared.
+        ReportError: a file is missing or damaged, the two evaluations cannot be compared, or they are not of the
+            policies before and after this training.
     """
-    config, run, metrics = train / "policy" / CONFIG_FILE, train / "run.json", train / "metrics.csv"
-    record = train / "record"
-    needed = {
-        config: "train",
-        run: "train",
-        metrics: "train",
-        record / "rollouts": "train",
-        record / "updates": "train",
-    }
+    needed = run_files(train)
     for name in (base, trained):
-        needed |= {evaluation_numbers / f"{name}.json": "evaluate"}
-        needed |= {completions / name / "completions.parquet": "evaluate"}
-    missing = [f"{path} (stage {stage})" for path, stage in needed.items() if not path.exists()]
-    if missing:
-        raise ReportError(f"the report lacks {', '.join(missing)}: run the stages named, or `dvc repro report`")
-    before = _read_evaluation(base, evaluation_numbers, completions)
-    after = _read_evaluation(trained, evaluation_numbers, completions)
+        needed |= {_numbers_file(evaluation_numbers, name): STAGE, _answers_file(completions, name): STAGE}
+    refuse_missing(needed)
+    before, after = (_read_evaluation(name, evaluation_numbers, completions) for name in (base, trained))
     _refuse_incomparable(before, after)
-    rollouts = _read_record(record / "rollouts", ROLLOUT_COLUMNS)
-    return ReportInputs(
-        base=before,
-        trained=after,
-        curves=read_curves(metrics),
-        rollouts=[row for row in rollouts if row["purpose"] == "train"],
-        updates={row["rollout_id"]: row for row in _read_record(record / "updates", UPDATE_COLUMNS)},
-        config=_mapping(config, yaml.safe_load(config.read_text(encoding="utf-8"))),
-        run=_mapping(run, json.loads(run.read_text(encoding="utf-8"))),
-    )
+    run = read_run(train)
+    _refuse_other_policy(before, run.run, "base_policy_sha256", "started from")
+    _refuse_other_policy(after, run.run, "policy_sha256", "ended with")
+    return ReportInputs(before, after, run)
 
 
-def drawn_tokens(row: Mapping[str, Any]) -> int:
-    """Tokens of a rollout, without those that a tool inserted."""
-    drawn = row["completion_drawn"]
-    return len(row["completion_tokens"]) if drawn is None else sum(drawn)
+def _numbers_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def _answers_file(folder: Path, name: str) -> Path:
+    return folder / name / "completions.parquet"
 
 
 def _read_evaluation(name: str, numbers: Path, completions: Path) -> Evaluated:
-    path = numbers / f"{name}.json"
-    parsed = _mapping(path, json.loads(path.read_text(encoding="utf-8")))
-    return Evaluated(name, parsed, read_answers(completions / name / "completions.parquet"))
+    path, answers = _numbers_file(numbers, name), _answers_file(completions, name)
+    parsed = read_json(path, STAGE, ("identity", "overall", "by_slice"))
+    try:
+        _check_numbers(parsed)
+    except _ODD_FORM as error:
+        refuse_damaged(path, STAGE, f"{type(error).__name__}: {error}")
+    loopholes = None if parsed.get("loopholes") is None else _read_loopholes(completions / name, parsed["loopholes"])
+    try:
+        return Evaluated(name, parsed, read_answers(answers), loopholes)
+    except (pa.ArrowException, OSError, TypeError) as error:  # TypeError: a column is missing
+        refuse_damaged(answers, STAGE, str(error).partition("\n")[0])
+
+
+def _read_loopholes(folder: Path, numbers: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The texts behind the numbers, as many as those say."""
+    path = folder / LOOPHOLES_FILE
+    rows = [parse_json(path, STAGE, line, LOOPHOLE_FIELDS) for line in read_text(path, STAGE).split("\n")[:-1]]
+    counted = sum(one["loopholes"] for part in numbers["by_slice"].values() for one in part.values())
+    if len(rows) != counted:
+        refuse_damaged(path, STAGE, f"it holds {len(rows)} loopholes and the numbers count {counted}")
+    return rows
+
+
+def _check_numbers(parsed: Mapping[str, Any]) -> None:
+    """Touch every field that the report reads.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: one is not there, or of another form.
+    """
+    identity = parsed["identity"]
+    _require(identity, _IDENTITY)
+    IntervalSettings(**identity["intervals"])
+    dict(identity["versions"])
+    metrics = {"greedy": {*METRICS}, "sampled": {*METRICS, *(f"pass_at_{k}" for k in identity["pass_at_k"])}}
+    for part in (parsed["overall"], *parsed["by_slice"].values()):
+        _require(part, ("problems", *MODES))
+        for mode, names in metrics.items():
+            _require(part[mode], sorted(names))
+            for one in part[mode].values():
+                Estimate(**one).rounded()
+    if parsed.get("loopholes") is not None:
+        _check_loopholes(parsed["loopholes"], parsed["by_slice"])
+    for part in parsed["by_slice"].values():
+        if part["relation"] not in RELATIONS:
+            raise ValueError(f"relation is {part['relation']!r}")
+
+
+def _check_loopholes(numbers: Mapping[str, Any], slices: Iterable[str]) -> None:
+    list(numbers["components"])
+    _require(numbers["by_slice"], slices)
+    for one in numbers["probes"].values():
+        _require(one, ("asked", "loopholes"))
+    for part in (numbers["overall"], *numbers["by_slice"].values()):
+        for source in SOURCES:
+            _require(part[source], ("texts", "paid", "unjudged", "loopholes"))
+            Estimate(**part[source]["rate"]).rounded()
+
+
+def _require(fields: Mapping[str, Any], names: Iterable[str]) -> None:
+    lacking = [name for name in names if name not in fields]
+    if lacking:
+        raise KeyError(", ".join(lacking))
 
 
 def _refuse_incomparable(base: Evaluated, trained: Evaluated) -> None:
-    before, after = base.numbers["identity"], trained.numbers["identity"]
+    before, after = base.identity, trained.identity
     differing = [key for key in sorted({*before, *after} - _OWN_TO_A_POLICY) if before.get(key) != after.get(key)]
     if differing:
         parts = ", ".join(f"{key}: {before.get(key)} and {after.get(key)}" for key in differing)
         raise ReportError(
             f"the evaluations {base.name} and {trained.name} cannot be compared, they differ in {parts}: "
             "evaluate both policies with the same configs/evaluate.yaml"
+        )
+    if base.numbers["by_slice"].keys() != trained.numbers["by_slice"].keys():
+        raise ReportError(
+            f"the evaluations {base.name} and {trained.name} have numbers of other slices: evaluate both policies again"
         )
     if not base.numbers["overall"]["problems"]:
         raise ReportError(
@@ -136,15 +190,11 @@ def _refuse_incomparable(base: Evaluated, trained: Evaluated) -> None:
         )
 
 
-def _read_record(folder: Path, columns: list[str]) -> list[dict[str, Any]]:
-    files = sorted(folder.glob("*.parquet"))
-    if not files:
-        raise ReportError(f"{folder} holds no table: run the stage train again")
-    rows: list[dict[str, Any]] = pa.concat_tables(pq.read_table(file, columns=columns) for file in files).to_pylist()
-    return rows
-
-
-def _mapping(path: Path, parsed: object) -> Mapping[str, Any]:
-    if not isinstance(parsed, dict):
-        raise ReportError(f"{path} does not hold named fields: run the stage that makes it again")
-    return parsed
+def _refuse_other_policy(one: Evaluated, run: Mapping[str, Any], field: str, what: str) -> None:
+    """Numbers of one policy beside the record of another's training would be a result that nobody had."""
+    evaluated, expected = one.identity["policy_sha256"], run[field]
+    if evaluated != expected:
+        raise ReportError(
+            f"the evaluation {one.name} is of the policy {evaluated[:16]}, the training {run['run_id']} {what} "
+            f"{expected[:16]}: evaluate the policies of this training again, or `dvc repro report`"
+        )

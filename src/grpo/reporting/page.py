@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo.reporting.cautions import cautions, problems_called
 from grpo.reporting.comparison import Compared, SliceComparison
 from grpo.reporting.group_statistics import GroupStatistics
-from grpo.reporting.inputs import ReportInputs
-from grpo.reporting.markdown import code, difference, estimate, number, share, table
+from grpo.reporting.inputs import RELATIONS, ReportInputs
+from grpo.reporting.loopholes_section import loopholes_section
+from grpo.reporting.markdown import code, difference, estimate, number, plain, share, table
 from grpo.reporting.provenance import LIMITS_SECTION, counts_section, identity_section, method_section
 from grpo.reporting.samples import Changed, best_and_worst, changed_answers
 
@@ -22,13 +24,16 @@ METRIC_NAMES = {
     "mean_length": "Length, tokens",
     "mean_finished_length": "Length of finished completions, tokens",
 }
-RELATIONS = {"trained_on": "trained on", "other_setting": "same task, not trained on", "other_task": "other task"}
 PICTURE_TEXTS = {
     "held_out.png": "Sampled accuracy of base and trained policy by slice, with intervals",
     "learning.png": "Reward and its components by round",
     "groups.png": "Share of mixed groups by round, and the part of the absolute advantage by slice",
     "update.png": "KL, gradient norm, length and truncation by round",
 }
+
+
+_WHICH_PROBLEMS: Mapping[str | None, str] = {"heldout": "These are new problems of the slices that were trained on"}
+_NOT_HELD_OUT = "These are of the slices that were trained on, and **not** the run's held-out problems"
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,16 @@ def write_page(parts: PageParts) -> str:
     """The whole page."""
     sections = [
         "# What training changed",
-        headline(parts.overall),
+        headline(parts.overall, parts.inputs.split),
+        *_cautions(parts),
         _result(parts),
         _slices(parts),
+        loopholes_section(parts.inputs, parts.slices, parts.samples),
         _training(parts),
         _groups(parts),
         _changed(parts),
         _rollouts(parts),
-        method_section(parts.inputs.config),
+        method_section(parts.inputs.run.config),
         counts_section(parts.inputs),
         LIMITS_SECTION,
         identity_section(parts.inputs),
@@ -62,8 +69,8 @@ def write_page(parts: PageParts) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def headline(overall: SliceComparison) -> str:
-    """The result in a sentence, and what the other readings add."""
+def headline(overall: SliceComparison, split: str | None) -> str:
+    """The result in a sentence, and what the other readings add; ``split`` is the one that was evaluated."""
     strict = overall.metrics["sampled"]["accuracy"]
     low, high = strict.difference.low, strict.difference.high
     verb = "did not clearly change"
@@ -72,13 +79,12 @@ def headline(overall: SliceComparison) -> str:
     if high is not None and high < 0:
         verb = "lowered"
     return (
-        f"**Training {verb} the share of correct sampled answers on {overall.problems} held-out problems: "
-        f"{share(strict.base.value)} before, {share(strict.trained.value)} after, "
+        f"**Training {verb} the share of correct sampled answers on {overall.problems} {problems_called(split)} "
+        f"problems: {share(strict.base.value)} before, {share(strict.trained.value)} after, "
         f"{difference(strict.difference, unit=' points')}.** "
         f"Greedy: {_before_after(overall.metrics['greedy']['accuracy'])}. "
         f"Sampled, read leniently: {_before_after(overall.metrics['sampled']['lenient_accuracy'])}. "
-        "Brackets hold intervals over problems. These are new problems of the slices that were trained on; the others "
-        "follow below."
+        f"Brackets hold intervals over problems. {_WHICH_PROBLEMS.get(split, _NOT_HELD_OUT)}; the others follow below."
     )
 
 
@@ -87,10 +93,15 @@ def _before_after(one: Compared) -> str:
     return f"{share(one.base.value)} before, {share(one.trained.value)} after, {change}"
 
 
+def _cautions(parts: PageParts) -> list[str]:
+    found = cautions(parts.inputs)
+    return ["**To know before reading on:**\n\n" + "\n".join(f"- {text}" for text in found)] if found else []
+
+
 def _result(parts: PageParts) -> str:
-    identity = parts.inputs.base.numbers["identity"]
+    identity = parts.inputs.base.identity
     intro = (
-        f"{parts.overall.problems} held-out problems of the slices trained on; sampled: "
+        f"{parts.overall.problems} {problems_called(parts.inputs.split)} problems of the slices trained on; sampled: "
         f"{identity['samples_per_problem']} completions of each at temperature {identity['temperature']:g}; greedy: "
         f"one. Both policies have {identity['max_new_tokens']} new tokens. Differences are in points (in tokens for "
         f"lengths), paired by problem; brackets hold {identity['intervals']['confidence']:.0%} intervals (bootstrap "
@@ -107,7 +118,7 @@ def _result(parts: PageParts) -> str:
     texts.append(
         "*Strict*: the completion ended by itself and is one line holding the answer alone. *Lenient*: the last number "
         "(or words) of the first line that has any, finished or not. The scorer judges both: "
-        f"`{identity['scorer']}`, apart from the training reward."
+        f"{code(identity['scorer'])}, apart from the training reward."
     )
     return "\n\n".join(texts)
 
@@ -139,7 +150,7 @@ def _slices(parts: PageParts) -> str:
         ("Greedy, strict", "greedy", "accuracy"),
     ):
         rows = [
-            [one.name, RELATIONS[one.relation], str(one.problems), *_cells(one.metrics[mode][metric], metric)]
+            [plain(one.name), RELATIONS[one.relation], str(one.problems), *_cells(one.metrics[mode][metric], metric)]
             for one in parts.slices
         ]
         header = ["Slice", "Relation to training", "Problems", "Base", "Trained", "Difference"]
@@ -153,32 +164,64 @@ def _training(parts: PageParts) -> str:
 
 
 def _groups(parts: PageParts) -> str:
+    texts = [
+        "## Groups: where the signal came from",
+        "Of the training's rollouts, from the record. Only *mixed* groups (unequal rewards) teach anything; *spread* "
+        "is the standard deviation of the rewards within a group; *accepted* completions have full marks; *of the "
+        "signal* is the part of the sum of absolute advantages.",
+        _picture("groups.png", parts),
+        _rewards_of_groups(parts.groups),
+        "*Repeated* completions stand in their group already; *finished* ones drew an end token.",
+        _completions_of_groups(parts.groups),
+    ]
+    return _joined(texts)
+
+
+def _rewards_of_groups(groups: Sequence[GroupStatistics]) -> str:
+    """With a column of draws where flat groups were drawn again."""
+    again = any(one.draws > 1 for one in groups)
+    header = ["Slice", "Groups", *(["Draws a group"] if again else []), "Reward", "Spread", "Accepted", "Mixed"]
     rows = [
         [
-            one.slice,
+            _slice_name(one),
             str(one.groups),
+            *([number(one.draws)] if again else []),
             number(one.reward, 3),
+            number(one.deviation, 3),
+            share(one.accepted),
             share(one.mixed),
+            share(one.advantage_share),
+        ]
+        for one in groups
+    ]
+    return table([*header, "Of the signal"], rows)
+
+
+def _completions_of_groups(groups: Sequence[GroupStatistics]) -> str:
+    header = ["Slice", "Repeated", "Distinct texts", "Length", "Finished", "Cut off", "Other endings"]
+    rows = [
+        [
+            _slice_name(one),
             share(one.duplicates),
             number(one.distinct),
             number(one.length),
+            share(one.finished),
             share(one.truncated),
-            share(one.advantage_share),
+            share(one.other_endings),
         ]
-        for one in parts.groups
+        for one in groups
     ]
-    header = ["Slice", "Groups", "Reward", "Mixed", "Repeated", "Distinct texts", "Length", "Cut off", "Of the signal"]
-    text = (
-        "Of the training's rollouts, from the record. Only *mixed* groups (unequal rewards) teach anything; *repeated* "
-        "completions stand in their group already; *of the signal* is the part of the sum of absolute advantages."
-    )
-    return _joined(["## Groups: where the signal came from", text, _picture("groups.png", parts), table(header, rows)])
+    return table(header, rows)
+
+
+def _slice_name(one: GroupStatistics) -> str:
+    return "all" if one.slice is None else plain(one.slice)
 
 
 def _changed(parts: PageParts) -> str:
     gained, lost = changed_answers(parts.inputs.base.answers, parts.inputs.trained.answers)
     texts = [
-        "## Held-out answers that changed",
+        f"## {problems_called(parts.inputs.split).capitalize()} answers that changed",
         f"Greedy, all slices: {len(gained)} problems were wrong before and right after, {len(lost)} the reverse.",
     ]
     for title, pairs in (("Wrong before, right after", gained), ("Right before, wrong after", lost)):
@@ -191,16 +234,18 @@ def _changed(parts: PageParts) -> str:
 
 def _changed_row(pair: Changed) -> list[str]:
     before, after = pair
-    return [before.slice, code(before.question), code(before.gold), code(before.text, 60), code(after.text, 60)]
+    return [plain(before.slice), code(before.question), code(before.gold), code(before.text, 60), code(after.text, 60)]
 
 
 def _rollouts(parts: PageParts) -> str:
-    best, worst = best_and_worst(parts.inputs.rollouts, parts.samples)
+    best, worst = best_and_worst(parts.inputs.run.rollouts, parts.samples)
     texts = ["## Training rollouts of the last round"]
+    if not best:
+        return _joined([*texts, "None was scored."])
     for title, rows in (("Highest reward", best), ("Lowest reward", worst)):
         shown = [
             [
-                row["slice"],
+                plain(row["slice"]),
                 code(row["prompt_text"], 100, keep_end=True),
                 code(row["completion_text"], 60),
                 _components(row["reward_raw"]),
@@ -214,7 +259,8 @@ def _rollouts(parts: PageParts) -> str:
 
 
 def _components(raw: Sequence[tuple[str, float | None]]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {'not scored' if v is None else f'{v:g}'}" for name, v in sorted(raw))
+    shown = [(plain(name.replace("_", " ")), value) for name, value in sorted(raw)]
+    return ", ".join(f"{name} {'not scored' if value is None else f'{value:g}'}" for name, value in shown)
 
 
 def _picture(name: str, parts: PageParts) -> str:

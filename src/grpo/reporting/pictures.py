@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from typing import Literal
 
@@ -14,6 +15,7 @@ from grpo.answer_metrics import Estimate
 from grpo.reporting.comparison import SliceComparison
 from grpo.reporting.curves import Curves
 from grpo.reporting.group_statistics import GroupStatistics
+from grpo.reporting.markdown import one_line
 
 # Told apart in print and by the colour-blind: Okabe and Ito's blue and vermilion, and a grey.
 BASE, TRAINED, OTHER = "#8a8a8a", "#0072b2", "#d55e00"
@@ -45,7 +47,7 @@ def held_out(comparisons: Sequence[SliceComparison]) -> Figure:
         accuracy = one.metrics["sampled"]["accuracy"]
         _interval(axes, accuracy.base, row - 0.14, BASE, "base" if row == 0 else None)
         _interval(axes, accuracy.trained, row + 0.14, TRAINED, "trained" if row == 0 else None)
-    names = [f"{one.name}{_RELATIONS[one.relation]}, n = {one.problems}" for one in comparisons]
+    names = [f"{_label(one.name)}{_RELATIONS[one.relation]}, n = {one.problems}" for one in comparisons]
     axes.set_yticks(range(len(comparisons)), names)
     axes.set_ylim(len(comparisons) - 0.5, -0.5)
     axes.axhline(0.5, color="#d0d0d0", linewidth=0.8)
@@ -61,7 +63,7 @@ def learning(curves: Curves, components: Sequence[str]) -> Figure | None:
     """The reward and its components by round, in training and in validation."""
     panels = [
         ("reward, mean", ["reward/mean"], ["validation/reward/mean"]),
-        *((name.replace("_", " "), [f"reward/{name}"], [f"validation/reward/{name}"]) for name in components),
+        *((_label(name.replace("_", " ")), [f"reward/{name}"], [f"validation/reward/{name}"]) for name in components),
     ]
     panels = [(title, curves.present(own), curves.present(other)) for title, own, other in panels]
     panels = [panel for panel in panels if panel[1] or panel[2]]
@@ -92,11 +94,14 @@ def group_signal(curves: Curves, groups: Sequence[GroupStatistics]) -> Figure:
     left.set_title("share by round", loc="left", fontsize="medium")
     if left.lines:
         left.legend(frameon=False, fontsize="small")
-    slices = [one for one in groups if one.slice != "all"]
-    bars = right.barh([one.slice for one in slices], [one.advantage_share for one in slices], 0.55, color=TRAINED)
-    right.bar_label(bars, [f"{one.advantage_share:.0%}" for one in slices], padding=3, fontsize="small")
+    slices = [(one.slice, one) for one in groups if one.slice is not None]
+    shares = [one.advantage_share for _, one in slices]
+    # By place and not by name, or two names that are shortened alike would share a bar.
+    bars = right.barh(range(len(slices)), shares, 0.55, color=TRAINED)
+    right.set_yticks(range(len(slices)), [_label(name) for name, _ in slices])
+    right.bar_label(bars, [f"{share:.0%}" for share in shares], padding=3, fontsize="small")
     right.invert_yaxis()
-    right.set_xlim(0, 1.15 * max([one.advantage_share for one in slices] + [0.01]))
+    right.set_xlim(0, 1.15 * max([*shares, 0.01]))
     right.xaxis.set_visible(False)
     right.yaxis.grid(visible=False)
     right.tick_params(left=False)
@@ -124,6 +129,12 @@ def update_health(curves: Curves) -> Figure | None:
         if column == "length/truncated":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return figure
+
+
+def _label(name: str, longest: int = 32) -> str:
+    """A name from the data, short enough to leave room for the picture and never read as mathematics."""
+    flat = one_line(name)
+    return (flat if len(flat) <= longest else flat[: longest - 1] + "…").replace("$", r"\$")
 
 
 def _panels(count: int, curves: Curves) -> tuple[Figure, list[Axes]]:
@@ -165,6 +176,9 @@ def _plain(axes: Axes, grid: Literal["x", "y"]) -> None:
 
 def _png(figure: Figure) -> bytes:
     sink = io.BytesIO()
-    # The file would name matplotlib's version otherwise.
-    figure.savefig(sink, format="png", dpi=130, metadata={"Software": None})
+    with warnings.catch_warnings():
+        # A name in a script that the font lacks: its letters show as boxes, and the page has them.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        # The file would name matplotlib's version otherwise.
+        figure.savefig(sink, format="png", dpi=130, metadata={"Software": None})
     return sink.getvalue()

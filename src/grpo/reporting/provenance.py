@@ -6,8 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.reporting.inputs import ReportError, ReportInputs, drawn_tokens
+from grpo.reporting.cautions import problems_called
+from grpo.reporting.files import ReportError
+from grpo.reporting.finished_run import FinishedRun, drawn_tokens
+from grpo.reporting.inputs import ReportInputs
 from grpo.reporting.markdown import code, table
+from grpo.reporting.reconciliation import complaints
+
+# Complaints that an error lists; the others it counts.
+SHOWN = 5
 
 VERDICTS = {
     "kept": "prompt groups in the update",
@@ -35,7 +42,7 @@ whatever they say."""
 
 def method_section(config: Mapping[str, Any]) -> str:
     """The settings as a table."""
-    rows = [[f"`{key}`", code(value)] for key, value in method_settings(config)]
+    rows = [[code(key), code(value)] for key, value in method_settings(config)]
     return "## The settings that made the method\n\n" + table(["Setting", "Value"], rows, left=2)
 
 
@@ -59,7 +66,7 @@ def _flattened(name: str, node: object) -> list[tuple[str, str]]:
 
 def counts_section(inputs: ReportInputs) -> str:
     """What was drawn and what became of it."""
-    rows = [*record_counts(inputs), *_flattened_counts(inputs.run.get("ledger", {}))]
+    rows = [*record_counts(inputs), *_flattened_counts(inputs.run.ledger)]
     text = (
         "From the record of every rollout that was drawn, and from the ledger that the run kept as it went: "
         "the two must agree."
@@ -67,40 +74,30 @@ def counts_section(inputs: ReportInputs) -> str:
     return f"## What was counted\n\n{text}\n\n" + table(["", "Count"], [[name, f"{count:,}"] for name, count in rows])
 
 
-def refuse_unreconciled(inputs: ReportInputs) -> None:
-    """Raise where the run's ledger and its record say different things: one of them then lies."""
-    groups = {(row["round"], row["problem_id"], row["occurrence"], row["draw"]) for row in inputs.rollouts}
-    recorded = {
-        "rounds": len({row["round"] for row in inputs.rollouts}),
-        "groups": len(groups),
-        "rollouts": len(inputs.rollouts),
-        "tokens_sampled": sum(map(drawn_tokens, inputs.rollouts)),
-        "tokens_in_loss": sum(update.get("loss_tokens") or 0 for update in inputs.updates.values()),
-    }
-    ledger = inputs.run.get("ledger", {})
-    for name, count in recorded.items():
-        if name in ledger and ledger[name] != count:
-            raise ReportError(
-                f"the run's ledger counts {ledger[name]} {name.replace('_', ' ')}, its record holds {count}: "
-                "the two must agree, so run the stage train again"
-            )
+def refuse_unreconciled(run: FinishedRun) -> None:
+    """Raise where a run's record, decisions, curves, ledger and configuration say different things: one then lies."""
+    found = complaints(run)
+    if found:
+        shown = "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+        raise ReportError(f"the training's files do not agree: {shown}. Run the stage train again")
 
 
 def record_counts(inputs: ReportInputs) -> list[tuple[str, int]]:
     """Rollouts, tokens, and groups by what became of them."""
+    run, updates = inputs.run, inputs.run.updates
     groups = {
-        (row["round"], row["problem_id"], row["occurrence"], row["draw"]): inputs.updates.get(row["rollout_id"], {})
-        for row in inputs.rollouts
+        (row["round"], row["problem_id"], row["occurrence"], row["draw"]): updates[row["rollout_id"]]
+        for row in run.rollouts
     }
-    verdicts = Counter(str(update.get("verdict", "no decision recorded")) for update in groups.values())
+    verdicts = Counter(str(update["verdict"]) for update in groups.values())
     return [
-        ("rounds", len({row["round"] for row in inputs.rollouts})),
+        ("rounds", len({row["round"] for row in run.rollouts})),
         ("prompt groups sampled", len(groups)),
         *((VERDICTS.get(verdict, f"prompt groups: {verdict}"), verdicts[verdict]) for verdict in sorted(verdicts)),
-        ("training rollouts", len(inputs.rollouts)),
-        ("tokens sampled in training", sum(map(drawn_tokens, inputs.rollouts))),
-        ("tokens in the loss", sum(update.get("loss_tokens") or 0 for update in inputs.updates.values())),
-        ("held-out completions", len(inputs.base.answers) + len(inputs.trained.answers)),
+        ("training rollouts", len(run.rollouts)),
+        ("tokens sampled in training", sum(map(drawn_tokens, run.rollouts))),
+        ("tokens in the loss", sum(update["loss_tokens"] for update in run.decisions)),
+        (f"{problems_called(inputs.split)} completions", len(inputs.base.answers) + len(inputs.trained.answers)),
     ]
 
 
@@ -115,13 +112,13 @@ def _flattened_counts(ledger: object) -> list[tuple[str, int]]:
 
 def identity_section(inputs: ReportInputs) -> str:
     """What exactly was compared."""
-    before, after = inputs.base.numbers["identity"], inputs.trained.numbers["identity"]
+    before, after = inputs.base.identity, inputs.trained.identity
     rows = [
-        ["run", str(inputs.run.get("run_id", "unknown"))],
+        ["run", str(inputs.run.run["run_id"])],
         ["base policy", before["policy_sha256"][:16]],
         ["trained policy", after["policy_sha256"][:16]],
-        ["held-out problems", before["problems_sha256"][:16]],
+        [f"{problems_called(inputs.split)} problems", before["problems_sha256"][:16]],
         ["evaluation seed", str(before["seed"])],
         *([name, version] for name, version in sorted(before["versions"].items())),
     ]
-    return "## What was compared\n\n" + table(["", "Identity"], [[name, f"`{value}`"] for name, value in rows], left=2)
+    return "## What was compared\n\n" + table(["", "Identity"], [[name, code(value)] for name, value in rows], left=2)

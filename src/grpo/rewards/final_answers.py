@@ -28,7 +28,7 @@ _HASHES = re.compile(rf"####[ \t]*(?=[-+(\\]*{NUMBER})(?!\d+\.\s+[A-Za-z])([^\n]
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _THOUGHT = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _PHRASE = re.compile(
-    r"\b(?:answer|result|solution|option|choice)\b[\s*]*(?:(?:is|are|equals)\b|[:=])[\s*:]*([^\n]*)", re.IGNORECASE
+    r"\b(?:answer|result|solution|option|choice)\b[\s*]*(?:(?:is|are|equals)\b|[:=])[\s*:]*", re.IGNORECASE
 )
 # A dollar sign opens mathematics only where no space follows, and closes it only where none stands before
 # and no digit follows (pandoc's rule): "$5 and $6" are two prices.
@@ -188,7 +188,9 @@ def _said(text: str) -> FinalAnswer | None:
     last = _last(_PHRASE, text)
     if last is None:
         return None
-    rest = last[1][:1000].replace("*", " ").strip() if "**" in last[0] else last[1][:1000].strip()
+    # Not a part of the pattern, which would hide a second "the answer is" on the same line.
+    line = text[last.end() :].partition("\n")[0]
+    rest = line[:1000].replace("*", " ").strip() if "**" in last[0] + line else line[:1000].strip()
     cut = _CLAUSE_END.search(rest)
     clause = rest[: cut.start()] if cut else rest
     if re.match(r"not\b", clause, re.IGNORECASE):

@@ -7,6 +7,7 @@ killed. The policy (percent, units, several boxes, no tolerance, ...) stands in 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,10 @@ LONGEST_RECORDED = 300
 
 _COUNTING = threading.Lock()  # of the module, so that a MathAnswer can be sent to another process
 
-Rule = Literal["same text", "exact rules", "math-verify", "too long", "no answer"]
+# An operation that is still to be done; a sign or a lone fraction is none.
+_OPERATION = re.compile(r"[\w)}!]\s*(?:[-+*^×·÷\u2212]|\\(?:cdot|times|div)(?![a-zA-Z]))\s*[\w({\\]")
+
+Rule = Literal["same text", "exact rules", "math-verify", "too long", "no answer", "the question again"]
 Verdict = tuple[bool, Rule]
 
 
@@ -59,7 +63,7 @@ class MathAnswer:
     def __call__(self, problem: Problem, completion: str) -> Score:
         """1.0 where the completion's final answer is the problem's, 0.0 where it is another or there is none."""
         found = find_answer(completion or "", self.style)
-        return self._score(found, self._verdict(problem.answer, found))
+        return self._score(problem, found, self._verdict_of(problem.answer, found.text))
 
     def score_batch(self, items: Sequence[tuple[Problem, str]]) -> list[Score]:
         """The scores of many completions in order; equal comparisons are made once."""
@@ -68,10 +72,10 @@ class MathAnswer:
         todo = list(dict.fromkeys((gold, answer.text) for gold, answer in pairs))
         with ThreadPoolExecutor(self.workers) as threads:
             verdicts = dict(zip(todo, threads.map(lambda pair: self._verdict_of(*pair), todo), strict=True))
-        return [self._score(answer, verdicts[gold, answer.text]) for gold, answer in pairs]
-
-    def _verdict(self, gold: str, found: FinalAnswer) -> Verdict | CheckFailed:
-        return self._verdict_of(gold, found.text)
+        return [
+            self._score(problem, answer, verdicts[problem.answer, answer.text])
+            for (problem, _), answer in zip(items, found, strict=True)
+        ]
 
     def _verdict_of(self, gold: str, answer: str | None) -> Verdict | CheckFailed:
         if answer is None or not answer.strip():
@@ -101,13 +105,24 @@ class MathAnswer:
             self.failures += 1
         return error
 
-    def _score(self, found: FinalAnswer, verdict: Verdict | CheckFailed) -> Score:
+    def _score(self, problem: Problem, found: FinalAnswer, verdict: Verdict | CheckFailed) -> Score:
         if isinstance(verdict, CheckFailed):
             return Score.unscorable(str(verdict))
         same, rule = verdict
+        if same and rule != "same text" and restates(problem.question, found.text or ""):
+            same, rule = False, "the question again"
         answer = None if found.text is None else found.text[:LONGEST_RECORDED]
         parts = {"answer": answer, "found_by": found.rule, "decided_by": rule}
         return Score(float(same), reason="" if found.text else found.rule, parts=parts)
+
+
+def restates(question: str, answer: str) -> bool:
+    """Whether the answer is an expression that stands in the question: what to work out, not what comes out.
+
+    >>> restates("12 + 3 =", "12+3"), restates("12 + 3 =", "3"), restates("Half of 1/2 m?", "1/2")
+    (True, False, False)
+    """
+    return _OPERATION.search(answer) is not None and "".join(answer.split()) in "".join(question.split())
 
 
 @lru_cache(maxsize=4_096)

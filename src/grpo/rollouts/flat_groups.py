@@ -83,6 +83,11 @@ class DrawnGroup:
     verdict: GroupVerdict
 
 
+def has_failed(draws: Sequence[DrawnGroup]) -> bool:
+    """Whether a group stayed flat that may not."""
+    return any(draw.verdict.verdict == "failed_flat" for draw in draws)
+
+
 def refuse_failed(draws: Sequence[DrawnGroup]) -> None:
     """Stop where a group may not stay flat and did.
 

@@ -12,12 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo.rollouts.policy_files import (
+    load_whole_model,
+    load_whole_tokenizer,
+    read_end_tokens,
+    read_template,
+    require_finite,
+    require_policy_files,
+    require_replaceable,
+)
 from grpo.rollouts.prompts import PromptTemplate
-from grpo.run_identity import CONFIG_FILE
-
-PROVENANCE_FILE = "provenance.json"
+from grpo.run_identity import CONFIG_FILE, PROVENANCE_FILE
 
 
 @dataclass(frozen=True)
@@ -34,27 +41,22 @@ def load_policy(folder: Path) -> LoadedPolicy:
     """Load a policy folder, float32, without dropout.
 
     Raises:
-        ValueError: the folder is not a policy folder.
+        ValueError: the folder is not a policy folder, or something in it is missing or damaged.
     """
     tokenizer, template = load_tokenizer(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = load_whole_model(folder)
     switch_dropout_off(model)
-    return LoadedPolicy(model, tokenizer, template, end_token_ids(model))
+    return LoadedPolicy(model, tokenizer, template, read_end_tokens(folder))
 
 
 def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerBase, PromptTemplate]:
-    """The light part of a policy folder: enough to make prompts."""
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is not a policy folder (it has no config.json): make it with `grpo policy`")
-    return AutoTokenizer.from_pretrained(folder), PromptTemplate.load(folder)
+    """The light part of a policy folder: enough to make prompts, and to find most damage before the weights are read.
 
-
-def end_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """The end tokens that the model's generation settings name."""
-    ids = model.generation_config.eos_token_id
-    if ids is None:
-        raise ValueError("the policy's generation_config.json names no eos_token_id: completions could not end")
-    return (ids,) if isinstance(ids, int) else tuple(ids)
+    Raises:
+        ValueError: the folder is not a policy folder, or a file of it is missing or damaged.
+    """
+    require_policy_files(folder)
+    return load_whole_tokenizer(folder), read_template(folder)
 
 
 def switch_dropout_off(model: PreTrainedModel) -> None:
@@ -67,16 +69,31 @@ def switch_dropout_off(model: PreTrainedModel) -> None:
 
 
 def save_policy(folder: Path, policy: LoadedPolicy, provenance: Mapping[str, Any], config: str | None = None) -> None:
-    """Write a policy folder aside and move it in, so that a killed run leaves no half of one.
+    """Write a policy folder aside and move it in, so that neither a killed run nor a full disk leaves half of one.
 
     Args:
-        folder: replaced if it is there.
+        folder: an earlier policy there is replaced.
         policy: what to write.
         provenance: what it was made from.
         config: the resolved configuration of the run that made it, YAML.
+
+    Raises:
+        NonFiniteWeights: nothing is written.
+        ValueError: something else than a policy stands there; it is left alone.
     """
+    require_finite(policy.model, f"the weights for {folder} are not finite", "Nothing is written")
+    require_replaceable(folder, "the policy's folder")
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
+    try:
+        _write_policy(aside, policy, provenance, config)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_policy(aside: Path, policy: LoadedPolicy, provenance: Mapping[str, Any], config: str | None) -> None:
     aside.mkdir(parents=True)
     policy.model.save_pretrained(aside)
     # How it was fetched would stand in its file, and an offline machine would make another policy than one online.
@@ -90,8 +107,6 @@ def save_policy(folder: Path, policy: LoadedPolicy, provenance: Mapping[str, Any
         (aside / CONFIG_FILE).write_text(config, encoding="utf-8")
     for path in aside.iterdir():
         path.chmod(0o644)  # safetensors writes 0600, which another user of a mounted clone cannot read
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(aside, folder)
 
 
 def completion_logprobs(

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from grpo.records import Rollout, Score, ScoredRollout
-from grpo.rewards import RewardComponent, judge, validate_components
+from grpo.rewards import RewardComponent, validate_components
+from grpo.rewards.judging import Judges, judge_here
 from grpo.rollouts.reward_transform import RewardTransform, reward_of
 
 __all__ = ["RewardFailure", "refuse_failures", "score_rollouts", "validate_components"]
@@ -25,8 +26,17 @@ def score_rollouts(
     *,
     transform: RewardTransform = RewardTransform(),
     max_failure_share: float = 0.1,
+    judges: Judges | None = None,
 ) -> list[ScoredRollout]:
     """Every rollout with the score of each component and the transformed reward, in the same order.
+
+    Args:
+        rollouts: of any number of groups.
+        components: the reward's, by name.
+        transform: of their weighted sum.
+        max_failure_share: of the rows, on which components may fail.
+        judges: made for the components, to run them side by side within their limits; without, they run one
+            after the other in this process, without a limit.
 
     The default transform leaves the weighted sum of the components as it is. An unscored rollout has
     neither reward nor steps, whatever the transform.
@@ -41,7 +51,11 @@ def score_rollouts(
     transform.check_components(components)
     if not 0 <= max_failure_share <= 1:
         raise ValueError(f"max_failure_share is {max_failure_share}: choose from 0 (none) to 1 (all may fail)")
-    scored = [_scored(rollout, components, transform) for rollout in rollouts]
+    items = [(rollout.group.problem, rollout.text) for rollout in rollouts]
+    everyone = judge_here(components, items) if judges is None else judges.judge(items)
+    scored = [
+        _transformed(rollout, scores, components, transform) for rollout, scores in zip(rollouts, everyone, strict=True)
+    ]
     refuse_failures(scored, max_failure_share)
     return scored
 
@@ -63,9 +77,12 @@ def refuse_failures(scored: Sequence[ScoredRollout], max_failure_share: float) -
     )
 
 
-def _scored(rollout: Rollout, components: Mapping[str, RewardComponent], transform: RewardTransform) -> ScoredRollout:
-    problem = rollout.group.problem
-    scores = {name: judge(component.check, problem, rollout.text) for name, component in components.items()}
+def _transformed(
+    rollout: Rollout,
+    scores: Mapping[str, Score],
+    components: Mapping[str, RewardComponent],
+    transform: RewardTransform,
+) -> ScoredRollout:
     steps = transform.steps(
         scores, components, length=sum(rollout.drawn_mask), invalid_tool_calls=rollout.invalid_tool_calls
     )

@@ -15,12 +15,18 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from grpo.output_folders import require_writable
 from grpo.rollouts.policies import LoadedPolicy, save_policy
-from grpo.run_identity import weights_digest
+from grpo.rollouts.policy_files import require_finite, require_replaceable
+from grpo.run_identity import policy_digest, weights_digest
 from grpo.training.run_loggers import METRICS_FILE
 
 CHECKPOINTS = "checkpoints"
 RECORD = "record"
+POLICY = "policy"
+RUN_FILE = "run.json"
+# What a record may hold, so that another folder of that name is not deleted for one.
+TABLES = frozenset({"rollouts", "updates", "validation"})
 
 
 class RoundCheckpoint(ModelCheckpoint):
@@ -104,10 +110,28 @@ def _is_whole(checkpoint: Path) -> bool:
     return checkpoint.is_file() or (checkpoint / "latest").is_file()
 
 
+def require_publishable(output: Path) -> None:
+    """Refuse an output folder that a finished run could not be published to, or would have to delete something from.
+
+    Raises:
+        ValueError: naming what is in the way.
+    """
+    require_writable(output, "output")
+    require_replaceable(output / POLICY, "output")
+    record = output / RECORD
+    if record.exists() and not (record.is_dir() and {path.name for path in record.iterdir()} <= TABLES):
+        raise ValueError(f"output is {output}, where {RECORD} is no record of a run: name another folder, or move it")
+    for name in (METRICS_FILE, RUN_FILE):
+        if (output / name).is_dir():
+            raise ValueError(f"output is {output}, where {name} is a folder: name another folder, or move it")
+
+
 def publish(
     output: Path, run_folder: Path, policy: LoadedPolicy, identity: Mapping[str, Any], ledger: Mapping[str, int]
 ) -> None:
     """Move what a finished run made to the stage's output, and forget how to resume it.
+
+    All of it is written aside first: where that fails, the output and the run's state stay as they were.
 
     Args:
         output: gets ``policy/``, ``record/``, ``metrics.csv`` and ``run.json``.
@@ -115,16 +139,30 @@ def publish(
         policy: the trained policy.
         identity: what the run was made of; ``config`` is its resolved configuration, YAML.
         ledger: what it spent.
+
+    Raises:
+        NonFiniteWeights: the policy's; nothing is published.
     """
-    save_policy(output / "policy", policy, identity, identity["config"])
-    record_aside = output / f".{RECORD}.partial"
-    shutil.rmtree(record_aside, ignore_errors=True)
-    shutil.copytree(run_folder / RECORD, record_aside)
-    shutil.rmtree(output / RECORD, ignore_errors=True)
-    os.replace(record_aside, output / RECORD)
-    shutil.copyfile(run_folder / METRICS_FILE, output / METRICS_FILE)
-    run = {**identity, "ledger": dict(ledger), "weights_sha256": weights_digest(output / "policy")}
-    aside = output / "run.json.partial"
-    aside.write_text(json.dumps(run, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(aside, output / "run.json")
+    require_finite(policy.model, "the trained weights are not finite", "Nothing is published: lower the learning rate")
+    aside = output / ".partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        _write_results(aside, run_folder, policy, identity, ledger)
+        for name in (POLICY, RECORD, METRICS_FILE, RUN_FILE):
+            if (output / name).is_dir():
+                shutil.rmtree(output / name)
+            os.replace(aside / name, output / name)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     shutil.rmtree(run_folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _write_results(
+    folder: Path, run_folder: Path, policy: LoadedPolicy, identity: Mapping[str, Any], ledger: Mapping[str, int]
+) -> None:
+    save_policy(folder / POLICY, policy, identity, identity["config"])
+    shutil.copytree(run_folder / RECORD, folder / RECORD)
+    shutil.copyfile(run_folder / METRICS_FILE, folder / METRICS_FILE)
+    digests = {"policy_sha256": policy_digest(folder / POLICY), "weights_sha256": weights_digest(folder / POLICY)}
+    run = {**identity, "ledger": dict(ledger), **digests}
+    (folder / RUN_FILE).write_text(json.dumps(run, indent=2, sort_keys=True) + "\n", encoding="utf-8")

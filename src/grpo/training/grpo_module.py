@@ -17,7 +17,8 @@ from grpo.maths.group_advantages import centred_rewards, group_advantages
 from grpo.maths.grpo_loss import LossOutput, grpo_loss, mean_metrics
 from grpo.records import PromptGroup, Purpose, Rollout, RolloutKey, ScoredRollout
 from grpo.rewards import RewardComponent
-from grpo.rollouts.flat_groups import DrawnGroup, judge_draw, refuse_failed
+from grpo.rewards.judging import Judges
+from grpo.rollouts.flat_groups import DrawnGroup, has_failed, judge_draw, refuse_failed
 from grpo.rollouts.group_keys import require_one_group
 from grpo.rollouts.policies import completion_logprobs, load_policy
 from grpo.rollouts.reward_transform import RewardTransform
@@ -69,6 +70,7 @@ class GRPOModule(L.LightningModule):
         self.automatic_optimization = False
         self.policy_folder = policy
         self.components = rewards
+        self.judges = Judges(rewards, round.reward_workers)
         self.reward_transform = reward_transform
         self.sampling = sampling
         self.round = round
@@ -90,6 +92,10 @@ class GRPOModule(L.LightningModule):
         if self.loss_settings.kl_beta > 0:
             self.reference = load_policy(self.policy_folder).model.eval().requires_grad_(False)
 
+    def teardown(self, stage: str) -> None:
+        """End the processes that rewards ran in."""
+        self.judges.close()
+
     def on_train_start(self) -> None:
         """Take rounds past the resumed one out of the record: they are about to be run again."""
         if self.rollout_log is not None and self.trainer.is_global_zero:
@@ -105,18 +111,22 @@ class GRPOModule(L.LightningModule):
         with clock.phase("record"):
             self._write_rollouts(batch.round, [draw.members for group in draws for draw in group])
             everywhere = all_processes(draws)
-            self._refuse(everywhere)
+            all_draws = [draw for part in everywhere for group in part for draw in group]
+            refuse_failures([m for draw in all_draws for m in draw.members], self.round.max_failure_share)
         with clock.phase("reward"):
             centred, advantages = self._advantages(everywhere)
         with clock.phase("update"):
             mine = self._my_groups([len(part) for part in everywhere])
-            rows = update_rows([group[-1] for group in draws], advantages[mine], self.loss_settings)
+            # Where a group may not stay flat and did, the round ends without an update, its decisions recorded.
+            last = [] if has_failed(all_draws) else [group[-1] for group in draws]
+            rows = update_rows(last, advantages[mine], self.loss_settings)
             self._set_learning_rate(batch.round)
             reference, metrics = self._update(rows, draws[0][-1].members, batch.round)
         with clock.phase("record"):
             decided = round_decisions(draws, centred[mine], advantages[mine], rows, reference, self.reference_version)
             if self.rollout_log is not None:
                 self.rollout_log.write_updates(batch.round, decided)
+            refuse_failed(all_draws)
             metrics |= self._count(everywhere, advantages, rows)
         self._log_round(batch.round, metrics | clock.metrics())
 
@@ -194,15 +204,15 @@ class GRPOModule(L.LightningModule):
 
     def _score(self, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
         """Failures are let through here, to be recorded before they are refused."""
-        return [
-            score_rollouts(group, self.components, transform=self.reward_transform, max_failure_share=1.0)
-            for group in groups
-        ]
-
-    def _refuse(self, everywhere: Sequence[Sequence[Sequence[DrawnGroup]]]) -> None:
-        draws = [draw for part in everywhere for group in part for draw in group]
-        refuse_failures([member for draw in draws for member in draw.members], self.round.max_failure_share)
-        refuse_failed(draws)
+        scored = score_rollouts(
+            [rollout for group in groups for rollout in group],
+            self.components,
+            transform=self.reward_transform,
+            max_failure_share=1.0,
+            judges=self.judges,
+        )
+        rest = iter(scored)
+        return [[next(rest) for _ in group] for group in groups]
 
     def _my_groups(self, groups_of_processes: Sequence[int]) -> slice:
         start = sum(groups_of_processes[: self.global_rank])

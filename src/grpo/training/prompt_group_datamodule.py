@@ -15,6 +15,7 @@ from grpo.problem_files import read_problems
 from grpo.records import Problem, PromptGroup
 from grpo.rollouts.group_keys import GroupUnit
 from grpo.rollouts.policies import load_tokenizer
+from grpo.rollouts.prompt_lengths import refuse_long_prompts, require_places
 from grpo.rollouts.prompts import PromptTemplate, prompt_group
 
 
@@ -93,6 +94,8 @@ class PromptGroupDataModule(L.LightningDataModule):
             ``group_unit`` of ``problem_over_variants``.
         group_unit: what a group is; see ``model.round``.
         group_size: completions of a group, which its variants share evenly; see ``model.round``.
+        max_new_tokens: of a completion, for which the policy must have places behind every prompt; see
+            ``model.sampling``.
         seed: of the order.
     """
 
@@ -107,6 +110,7 @@ class PromptGroupDataModule(L.LightningDataModule):
         prompt_variants: Sequence[PromptTemplate] = (),
         group_unit: GroupUnit = "problem",
         group_size: int | None = None,
+        max_new_tokens: int | None = None,
         seed: int = 1,
     ) -> None:
         super().__init__()
@@ -123,6 +127,7 @@ class PromptGroupDataModule(L.LightningDataModule):
         self.validation_problems = validation_problems
         self.max_prompt_tokens = max_prompt_tokens
         self.prompt_variants = tuple(prompt_variants)
+        self.max_new_tokens = max_new_tokens
         self.seed = seed
 
     def setup(self, stage: str) -> None:
@@ -137,6 +142,9 @@ class PromptGroupDataModule(L.LightningDataModule):
         self.validation_groups = self._groups(
             [(problem, 0) for problem in validation[: self.validation_problems]], tokenizer, (template,)
         )
+        if self.max_new_tokens is not None:
+            asked = [group for round in self.train_rounds for group in round.groups] + self.validation_groups
+            require_places(asked, self.max_new_tokens, self.policy, "model.sampling.max_new_tokens")
 
     def train_dataloader(self) -> ResumableRoundLoader:
         return ResumableRoundLoader(self.train_rounds)
@@ -168,14 +176,7 @@ class PromptGroupDataModule(L.LightningDataModule):
             for problem, occurrence in problems
             for template in templates
         ]
-        too_long = [group for group in groups if len(group.prompt_tokens) > self.max_prompt_tokens]
-        if too_long:
-            longest = max(too_long, key=lambda group: len(group.prompt_tokens))
-            raise ValueError(
-                f"{len(too_long)} prompts are longer than data.max_prompt_tokens = {self.max_prompt_tokens}, "
-                f"the longest ({longest.problem.id}) has {len(longest.prompt_tokens)} tokens: raise the limit or "
-                "take the problems out; a prompt is never cut"
-            )
+        refuse_long_prompts(groups, self.max_prompt_tokens, "data.max_prompt_tokens")
         return groups
 
     def _share(self, prompts: Sequence[PromptGroup], variants: int = 1) -> list[PromptGroup]:

@@ -16,6 +16,15 @@ from lightning.pytorch.utilities import rank_zero_only
 
 METRICS_FILE = "metrics.csv"
 
+# What a line of a log file says of a round.
+IN_A_LINE = {
+    "reward": "reward/mean",
+    "mixed": "groups/mixed",
+    "kl": "loss/kl",
+    "validation reward": "validation/reward/mean",
+    "seconds": "seconds/round",
+}
+
 
 @dataclass(frozen=True)
 class WandbSettings:
@@ -83,14 +92,6 @@ class RoundCSVLogger(Logger):
 class RoundLineLogger(Logger):
     """A line a round on standard output, for a log file: no progress bar shows there."""
 
-    SHOWN = {
-        "reward": "reward/mean",
-        "mixed": "groups/mixed",
-        "kl": "loss/kl",
-        "validation reward": "validation/reward/mean",
-        "seconds": "seconds/round",
-    }
-
     @property
     def name(self) -> str:
         return "lines"
@@ -105,7 +106,7 @@ class RoundLineLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        values = [f"{label} {metrics[name]:.3g}" for label, name in self.SHOWN.items() if name in metrics]
+        values = [f"{label} {metrics[name]:.3g}" for label, name in IN_A_LINE.items() if name in metrics]
         print(f"round {step}: {', '.join(values)}", flush=True)
 
 

@@ -107,11 +107,11 @@ class OptimizerSettings:
     """AdamW, and how the gradient reaches it.
 
     Args:
-        learning_rate: of the first round.
+        learning_rate: of the first round; an update moves each weight by about as much, so at most 1.
         end_factor: what it is multiplied by in the last round, linear in between; 1 keeps it constant.
         betas: decay of the gradient's mean and of its square.
         weight_decay: decoupled from the gradient.
-        max_gradient_norm: longer gradients are scaled down to it.
+        max_gradient_norm: longer gradients are scaled down to it; inf leaves them as they are.
         micro_batch_rows: completions run forward and backward at a time; less needs less memory, the
             gradient is the same.
     """
@@ -124,14 +124,23 @@ class OptimizerSettings:
     micro_batch_rows: int = 32
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"optimizer.learning_rate is {self.learning_rate}: it must be positive")
+        if not 0 < self.learning_rate <= 1:
+            raise ValueError(
+                f"optimizer.learning_rate is {self.learning_rate}: it must be positive and at most 1, which AdamW "
+                "moves a weight by in one update (1e-6 to 1e-4 is usual)"
+            )
         if not 0 <= self.end_factor <= 1:
             raise ValueError(
                 f"optimizer.end_factor is {self.end_factor}: it must be from 0 to 1 (1 for a constant rate)"
             )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimizer.betas are {list(self.betas)}: each must be from 0 to below 1")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"optimizer.weight_decay is {self.weight_decay}: it must be finite and at least 0 (none)")
         if not self.max_gradient_norm > 0:
-            raise ValueError(f"optimizer.max_gradient_norm is {self.max_gradient_norm}: it must be positive")
+            raise ValueError(
+                f"optimizer.max_gradient_norm is {self.max_gradient_norm}: it must be positive, or inf to clip nothing"
+            )
         if self.micro_batch_rows < 1:
             raise ValueError(f"optimizer.micro_batch_rows is {self.micro_batch_rows}: it must be at least 1")
 
@@ -157,6 +166,7 @@ class RoundSettings:
         minibatches: optimiser steps a pass, each on its own part of the rollouts.
         minibatch_split: whether those parts are of whole ``groups`` or of ``rows``; advantages are those of
             the whole groups in both.
+        reward_workers: processes that rewards run in, beside each training process.
         max_failure_share: stop when more than this share of a round's rollouts could not be scored.
         validation_samples: completions of each validation problem.
     """
@@ -169,6 +179,7 @@ class RoundSettings:
     epochs: int = 1
     minibatches: int = 1
     minibatch_split: Literal["groups", "rows"] = "groups"
+    reward_workers: int = 2
     max_failure_share: float = 0.1
     validation_samples: int = 2
 
@@ -178,7 +189,7 @@ class RoundSettings:
                 f"round.group_size is {self.group_size}: an advantage compares the members of a group, so it needs "
                 "at least 2 (8 is usual)"
             )
-        for name in ("max_draws", "epochs", "minibatches", "validation_samples"):
+        for name in ("max_draws", "epochs", "minibatches", "reward_workers", "validation_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"round.{name} is {getattr(self, name)}: it must be at least 1")
         if self.flat_groups == "resample" and self.max_draws < 2:

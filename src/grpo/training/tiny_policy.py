@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,20 @@ class TinyPolicy:
     rows: int = 16
     learning_rate: float = 4e-3
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"source.{name} is {getattr(self, name)}: it must be at least 1")
+        if self.steps < 0:
+            raise ValueError(f"source.steps is {self.steps}: it must be at least 0 (random weights)")
+        if self.width % (2 * self.heads):  # positions turn pairs of a head's coordinates
+            raise ValueError(
+                f"source.width is {self.width}, of which each of source.heads = {self.heads} takes an even share: "
+                f"make it a multiple of {2 * self.heads}"
+            )
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"source.learning_rate is {self.learning_rate}: it must be positive and finite")
 
     def provenance(self) -> Mapping[str, Any]:
         return asdict(self) | {"examples": str(self.examples), "examples_sha256": file_digest(self.examples)}
