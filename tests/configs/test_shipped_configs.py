@@ -34,7 +34,7 @@ TWO_PROCESSES = {
         "--trainer.accelerator=cpu",
         "--trainer.devices=2",
         "--trainer.precision=32-true",
-        "--trainer.strategy=grpo.training.strategies.CPUDeepSpeedStrategy",
+        '--trainer.strategy={"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy"}',
     ],
 }
 
