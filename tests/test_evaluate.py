@@ -30,6 +30,7 @@ from grpo.scorers import (
     check_scorer,
     lenient_answer,
     load_scorer,
+    number_or_text,
     reasoning_gym_score,
     refuse_training_reward,
 )
@@ -350,3 +351,25 @@ class TestReadings:
         assert load_scorer(SCORER) is reasoning_gym_score
         assert reasoning_gym_score(PROBLEMS[0], "1.0").value == 1
         assert reasoning_gym_score(PROBLEMS[0], None).value == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "score"),
+    [
+        ("42", "42", 1.0),
+        ("42", "42.0", 1.0),
+        ("1200", "$1,200", 1.0),
+        ("0.5", "1/2", 1.0),
+        ("25", "25%", 1.0),
+        ("-3", "\u22123", 1.0),
+        ("42", "43", 0.0),
+        ("42", "42 apples", 0.0),
+        ("42", "1e999999999", 0.0),
+        ("42", "4/0", 0.0),
+        ("42", None, 0.0),
+        ("The red one", "the  RED one", 1.0),
+        ("The red one", "the blue one", 0.0),
+    ],
+)
+def test_a_plain_scorer_reads_numbers_and_words(gold: str, answer: str | None, score: float) -> None:
+    assert number_or_text(Problem("p", "q", gold, "s"), answer).value == score

@@ -19,6 +19,7 @@ from grpo.rewards import RewardComponent
 from grpo.rewards.answer_format import answer_format
 from grpo.rewards.exact_answer import exact_answer
 from grpo.rewards.sandbox import SandboxUnavailable
+from grpo.scorers import ScorerError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 BOTH = {"answer": RewardComponent(exact_answer, 1.0), "form": RewardComponent(answer_format, 0.1)}
@@ -291,7 +292,7 @@ def test_the_shipped_configs_run_and_the_rewards_file_is_found_beside_the_config
     settings(tmp_path / "data")
     monkeypatch.chdir(tmp_path)  # the data paths start here, that of rewards.yaml at the config
     (tmp_path / "data" / "worked.jsonl").rename(tmp_path / "data" / "worked_examples.jsonl")
-    main(["--config", str(CONFIGS / "prepare.yaml")])
+    main(["--config", str(CONFIGS / "prepare.yaml"), "--scorer", "grpo.scorers.number_or_text"])
     summary = json.loads((tmp_path / "build" / "problems" / "summary.json").read_text())
     assert summary["settings"]["rewards"]["exact_answer"]["check"] == "grpo.rewards.exact_answer.exact_answer"
 
@@ -516,3 +517,12 @@ def test_humaneval_as_published_passes(tmp_path: Path, monkeypatch: pytest.Monke
         pytest.skip(str(error))
     found = read_splits(tmp_path / "build" / "problems")
     assert sum(map(len, found.values())) == 164
+
+
+def test_a_scorer_that_does_not_fit_is_found_before_anything_is_trained(tmp_path: Path) -> None:
+    made = replace(settings(tmp_path), scorer="grpo.scorers.reasoning_gym_score")
+    with pytest.raises(ScorerError, match=r"does not fit these problems: .* names no Reasoning Gym task"):
+        prepare(made)
+    assert not made.output.exists()
+    prepare(replace(made, scorer="grpo.scorers.number_or_text"))
+    assert made.output.exists()

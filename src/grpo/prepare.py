@@ -37,6 +37,7 @@ from grpo.problem_sources.splits import (
 from grpo.records import Problem
 from grpo.rewards import RewardComponent, validate_components
 from grpo.rewards.self_check import DESERVING, Misjudgement, grade
+from grpo.scorers import check_scorer, load_scorer
 from grpo.whole_files import write_whole
 
 # An error lists this many places and counts the others.
@@ -59,6 +60,8 @@ class PrepareSettings:
     """The components to grade: the file that training uses, relative to this config."""
     seed: int
     """Key of the split; another one splits anew."""
+    scorer: str | None = None
+    """The scorer of configs/evaluate.yaml, proved on the held-out problems before anything is trained; null: not."""
     worked_examples: Sources | None = None
     """Examples a policy is warmed up on: graded, and kept out of validation and heldout."""
     validation: float = 0.1
@@ -96,6 +99,7 @@ def prepare(settings: PrepareSettings) -> None:
     Raises:
         ProblemFileError: a source that cannot be read, or a row that is no good.
         SelfCheckError: rewards that cannot be graded on these problems.
+        ScorerError: a scorer that does not fit the held-out problems.
         PrepareError: settings, problems or rewards that must not go into training. The output folder is
             then left as it was, but for the list of problems whose own answer fails.
     """
@@ -112,6 +116,8 @@ def prepare(settings: PrepareSettings) -> None:
     rejected = [*repeated, *failed]
     by_split = _by_split(kept)
     _refuse_large_share(len(rejected), len(rows), settings)
+    if settings.scorer is not None:
+        check_scorer(settings.scorer, load_scorer(settings.scorer), by_split["heldout"])
     write_prepared(
         settings.output, by_split, _summary(settings, by_split, [*problems, *worked], len(examples), rejected), rejected
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from pkgutil import resolve_name
@@ -24,6 +25,8 @@ Scorer = Callable[[Problem, str | None], Score]
 
 # A number anywhere in a text: a minus counts as its sign only where no word or number stands before it.
 _NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)", re.ASCII)
+# Digit by digit: Fraction itself would also take what is no plain number, such as 1e999999999.
+_PLAIN = re.compile(r"[-+]?\d{1,1000}(?:\.\d{0,1000}|/0*[1-9]\d{0,1000})?", re.ASCII)
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 
@@ -44,6 +47,25 @@ def reasoning_gym_score(problem: Problem, answer: str | None) -> Score:
         return Score.unscorable(f"the grader of {problem.metadata['task']} would run the answer as Python code")
     entry = {"question": problem.question, "answer": problem.answer, "metadata": problem.metadata.get("entry", {})}
     return Score(float(_score_answer(str(problem.metadata["task"]))(answer, entry)))
+
+
+def number_or_text(problem: Problem, answer: str | None) -> Score:
+    """1 where ``answer`` is the gold answer: the same number, or the same words whatever their case and spacing.
+
+    For problems without a checker of their own. Thousands commas, a dollar sign before and a percent sign behind
+    a number say nothing here; a fraction is ``1/3``.
+    """
+    if answer is None:
+        return Score(0.0, reason="no answer")
+    gold, given = _as_number(problem.answer), _as_number(answer)
+    if gold is not None:
+        return Score(float(given == gold))
+    return Score(float(" ".join(answer.casefold().split()) == " ".join(problem.answer.casefold().split())))
+
+
+def _as_number(text: str) -> Fraction | None:
+    bare = text.strip().removeprefix("$").removesuffix("%").replace(",", "").replace("\u2212", "-")
+    return Fraction(bare) if _PLAIN.fullmatch(bare) else None
 
 
 @cache

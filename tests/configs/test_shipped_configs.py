@@ -70,6 +70,11 @@ def test_each_config_stands_in_a_test() -> None:
     assert {path.stem for path in (CONFIGS / "examples").glob("*.yaml")} == examples
 
 
+def test_the_scorer_that_prepare_proves_is_the_one_that_evaluates() -> None:
+    prepared, evaluated = (yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()) for name in ("prepare", "evaluate"))
+    assert prepared["scorer"] == evaluated["scorer"]
+
+
 def test_the_data_config_makes_the_versioned_problems(workplace: Path) -> None:
     """The bytes under version control are those that the config makes."""
     versioned = REPOSITORY / "data" / "problems.jsonl"

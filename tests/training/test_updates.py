@@ -443,3 +443,38 @@ def test_a_run_that_was_killed_behind_a_refresh_ends_as_the_straight_one(
     assert tables[0] == tables[1]
     versions = [{row["reference_version"] for row in tables[1] if row["round"] == number} for number in range(6)]
     assert versions == [{0}, {0}, {2}, {2}, {4}, {4}]
+
+
+@pytest.mark.parametrize(
+    ("round_settings", "loss", "passes_of_the_policy", "passes_of_the_reference"),
+    [
+        # one update: its own pass gives the old log-probabilities, so there is none to score them
+        ({}, {}, 3, 3),
+        ({}, {"kl_beta": 0.0}, 3, 0),
+        ({"epochs": 2}, {}, 6, 3),
+        # several updates a pass: scored once before the first
+        ({"minibatches": 3}, {}, 3 + 3, 3),
+        ({"minibatches": 3}, {"old_logprobs": "recorded"}, 3, 3),
+    ],
+)
+def test_no_pass_is_made_that_nothing_needs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    round_settings: dict[str, Any],
+    loss: dict[str, Any],
+    passes_of_the_policy: int,
+    passes_of_the_reference: int,
+) -> None:
+    """Three groups of four, a micro-batch each."""
+    calls = watch(monkeypatch, grpo_module, "completion_logprobs")
+    run = Run(
+        tmp_path,
+        round=RoundSettings(group_size=4, flat_groups="keep", **round_settings),
+        loss=LossSettings(**loss),
+        optimizer=OptimizerSettings(micro_batch_rows=4),
+        rounds=1,
+    ).go()
+    models = [call["model"] for call in calls]
+    assert sum(model is run.module.policy for model in models) == passes_of_the_policy
+    assert sum(model is run.module.reference for model in models) == passes_of_the_reference
+    assert len(models) == passes_of_the_policy + passes_of_the_reference
