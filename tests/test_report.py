@@ -233,7 +233,7 @@ class TestCautions:
         for row in parts.rollouts:
             row |= {"reward": None, "reward_steps": [], "unscored_reason": "exact_answer: the sandbox is gone"}
             row |= {name: [("exact_answer", None), *row[name][1:]] for name in ("reward_raw", "reward_weighted")}
-        decide(parts, lambda _: True, verdict="unscored", centred=0.0, advantage=0.0, loss_tokens=0)
+        decide(parts, lambda _: True, verdict="unscored", centred=None, advantage=None, loss_tokens=0)
         said = self.said(tmp_path, measured_again(parts))
         assert "No group was in the update in every round" in said
         assert "8 groups without two scored members" in said

@@ -183,3 +183,23 @@ def test_a_second_training_of_the_same_run_is_refused(tmp_path: Path) -> None:
 def test_more_than_one_pass_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trainer\.max_epochs is 3: .* set data\.rounds"):
         run(tmp_path, trainer__max_epochs=3)
+
+
+def test_a_round_without_validation_problems_keeps_its_state(tmp_path: Path) -> None:
+    """A validation that is due and has nothing to validate must not swallow the save."""
+    changes = {"data__validation_problems": 0, "trainer__val_check_interval": 1, "checkpoint_every_n_updates": 1}
+    real: Callable[..., Any] = GRPOModule._update
+
+    def dying(self: GRPOModule, *args: Any) -> Any:
+        if self.trainer.fit_loop.epoch_loop.batch_idx == 3:
+            raise Killed
+        return real(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GRPOModule, "_update", dying)
+        with pytest.raises(Killed):
+            run(tmp_path, **changes)
+    [run_folder] = (tmp_path / "runs").iterdir()
+    kept = newest_checkpoint(run_folder)
+    assert kept is not None
+    assert kept.name == "update-3.ckpt"

@@ -102,7 +102,7 @@ def test_members_without_a_score_take_no_part(tmp_path: Path) -> None:
     unscored = [row for row in updates if rollouts[row["rollout_id"]]["reward"] is None]
     assert 0 < len(unscored) < len(updates)
     for row in unscored:
-        assert (row["advantage"], row["centred"], row["loss_tokens"]) == (0.0, 0.0, 0)
+        assert (row["advantage"], row["centred"], row["loss_tokens"]) == (None, None, 0)
         assert rollouts[row["rollout_id"]]["unscored_reason"].startswith("odd: RuntimeError: odd")
     assert run.metrics[0]["loss/tokens"] == sum(row["loss_tokens"] for row in updates)
     assert run.metrics[0]["loss/rows"] == sum(row["loss_tokens"] > 0 for row in updates)
@@ -302,6 +302,17 @@ def test_a_gradient_of_any_length_passes_where_the_clip_is_off(tmp_path: Path) -
         ({"sampling": SamplingSettings(max_rows=4)}, r"sampling\.max_rows is 4, less than round\.group_size = 8"),
         ({"optimizer": OptimizerSettings(micro_batch_rows=4)}, r"optimizer\.micro_batch_rows is 4, less than"),
         ({"rewards": {}}, "rewards is empty"),
+        ({"round": RoundSettings(at_limit="fail")}, r"round\.at_limit is fail, which has an effect only where"),
+        ({"round": RoundSettings(max_draws=9)}, r"round\.max_draws is 9, which has an effect only where"),
+        ({"loss": LossSettings(kl_on_flat_groups=False)}, r"loss\.kl_on_flat_groups is False, .* flat groups are kept"),
+        (
+            {"loss": LossSettings(mismatch_cap=2.0, old_logprobs="recorded")},
+            r"loss\.mismatch_cap is 2\.0, .* loss\.old_logprobs is recomputed",
+        ),
+        (
+            {"advantages": AdvantageSettings(baseline="none"), "round": RoundSettings(flat_groups="keep")},
+            r"advantages\.scale is group_std with advantages\.baseline none: .* none or batch_std",
+        ),
     ],
 )
 def test_what_cannot_train_is_refused_before_a_model_is_loaded(settings: dict[str, Any], message: str) -> None:

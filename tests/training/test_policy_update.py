@@ -201,3 +201,30 @@ def test_values_by_rollout_come_back_in_any_other_batch() -> None:
     [whole] = plan_update(rows, groups()[0], LossSettings(), 100)
     assert whole.rows(whole.tensor(values)) == values
     assert whole.tensor({}).abs().sum() == 0
+
+
+@pytest.mark.parametrize("split", ["groups", "rows"])
+def test_minibatches_are_the_same_however_many_processes_share_the_rows(
+    split: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = many_rows()
+    settings = RoundSettings(minibatches=3, minibatch_split=split)
+    whole = [{row.rollout_id for row in part} for part in split_minibatches(rows, settings, "1/0/0")]
+    shares = [[row for row in rows if row.group % 2 == rank] for rank in (0, 1)]
+    heard: list[list[str]] = []
+    monkeypatch.setattr(policy_update, "all_processes", lambda names: heard.append(names) or [names])
+    for share in shares:
+        split_minibatches(share, settings, "1/0/0")
+    monkeypatch.setattr(policy_update, "all_processes", lambda _: heard)
+    together: list[set[str]] = [set(), set(), set()]
+    for share in shares:
+        for place, part in enumerate(split_minibatches(share, settings, "1/0/0")):
+            together[place] |= {row.rollout_id for row in part}
+    assert together == whole
+
+
+def test_an_update_in_which_no_token_counts_is_none() -> None:
+    cut = [[replace(m, rollout=replace(m.rollout, finish_reason="length")) for m in group] for group in groups()]
+    masked = LossSettings(mask_truncated=True)
+    assert plan_update(rows_of(cut, masked), groups()[0], masked, 100) == []
+    assert plan_update(rows_of(cut, LossSettings()), groups()[0], LossSettings(), 100)

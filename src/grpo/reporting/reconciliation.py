@@ -130,7 +130,8 @@ def _decisions(run: FinishedRun) -> list[str]:
         for i, draw in enumerate(last):
             for j, row in enumerate(draw):
                 decided = updates[row["rollout_id"]]
-                expected = {"centred": centred[i, j].item(), "advantage": advantages[i, j].item()}
+                values = {"centred": centred[i, j].item(), "advantage": advantages[i, j].item()}
+                expected = dict.fromkeys(values) if row["reward"] is None else values
                 found += [
                     f"{_row_name(row)} has {name} {decided[name]}, its group's rewards give {value}"
                     for name, value in expected.items()

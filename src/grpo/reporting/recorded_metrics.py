@@ -25,7 +25,7 @@ def round_values(
     """
     last = [draws[-1] for draws in groups]
     inside = [GroupVerdict(updates[draw[0]["rollout_id"]]["verdict"]).in_update for draw in last]
-    advantages = [[updates[row["rollout_id"]]["advantage"] or 0.0 for row in draw] for draw in last]
+    advantages = [[_counted_advantage(updates[row["rollout_id"]]) for row in draw] for draw in last]
     everyone = [row for draws in groups for draw in draws for row in draw]
     sampled = sum(sum(member.rollout.drawn_mask) for member in scored_members(tuple(everyone)))
     return (
@@ -43,3 +43,8 @@ def validation_values(
     """The same of a validation, whose rollouts were compared with nothing."""
     metrics = rollout_metrics(first_draws(groups), components)
     return {f"validation/{name}": value for name, value in metrics.items() if "groups/" not in name}
+
+
+def _counted_advantage(decided: Row) -> float:
+    """What a rollout asked of the update: nothing where none of its tokens took part."""
+    return (decided["advantage"] or 0.0) if decided["loss_tokens"] else 0.0

@@ -76,6 +76,9 @@ class RoundCheckpoint(ModelCheckpoint):
 
 def _validation_follows(trainer: L.Trainer, batch_idx: int) -> bool:
     every = trainer.val_check_batch
+    problems = getattr(trainer, "datamodule", None)
+    if not getattr(problems, "validation_groups", ()):  # Lightning passes over an empty validation without a word
+        return False
     return bool(trainer.enable_validation) and every not in (None, float("inf")) and (batch_idx + 1) % every == 0
 
 

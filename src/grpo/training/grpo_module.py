@@ -24,7 +24,7 @@ from grpo.rollouts.policies import completion_logprobs, load_policy
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import Sampler, SamplingSettings
 from grpo.rollouts.score_rollouts import refuse_failures, score_rollouts, validate_components
-from grpo.training.policy_update import MicroBatch, UpdateRow, plan_update, split_minibatches, update_rows
+from grpo.training.policy_update import MicroBatch, UpdateRow, is_counted, plan_update, split_minibatches, update_rows
 from grpo.training.prompt_group_datamodule import RoundOfGroups
 from grpo.training.rollout_log import RolloutLog, Table
 from grpo.training.round_decisions import round_decisions
@@ -66,7 +66,7 @@ class GRPOModule(L.LightningModule):
         validate_components(rewards)
         reward_transform.check_components(rewards)
         reward_transform.check_length(sampling.max_new_tokens)
-        check_together(sampling, round, advantages, optimizer, reward_transform)
+        check_together(sampling, round, advantages, loss, optimizer, reward_transform)
         self.automatic_optimization = False
         self.policy_folder = policy
         self.components = rewards
@@ -308,7 +308,9 @@ class GRPOModule(L.LightningModule):
 
     @staticmethod
     def _loss_metrics(outputs: Sequence[LossOutput]) -> dict[str, float]:
-        everywhere = all_processes([output.metrics for output in outputs])
+        # On the processor: gathered as they are, every process would open every other one's device.
+        own = [{name: value.cpu() for name, value in output.metrics.items()} for output in outputs]
+        everywhere = all_processes(own)
         gathered = [LossOutput(torch.zeros(()), metrics) for part in everywhere for metrics in part]
         return {f"loss/{name}": value for name, value in mean_metrics(gathered).items()}
 
@@ -332,6 +334,8 @@ class GRPOModule(L.LightningModule):
         self.ledger["updates"] = self.trainer.global_step
         last = [group[-1] for group in groups]
         inside = [draw.verdict.in_update for draw in last]
+        counted = [[is_counted(member, self.loss_settings) for member in draw.members] for draw in last]
+        advantages = advantages.where(torch.tensor(counted), 0.0)
         return (
             rollout_metrics([group[0].members for group in groups], self.components)
             | advantage_metrics([draw.members for draw in last], advantages, inside)
@@ -352,7 +356,10 @@ class GRPOModule(L.LightningModule):
             logger.log_metrics(metrics, step=round_index)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the reference out while it is the one of the policy folder."""
+        """Leave the reference out while it is the one of the policy folder.
+
+        DeepSpeed saves the weights that its engine holds, the reference's among them, whatever is taken out here.
+        """
         if not self.reference_version:
             weights = checkpoint["state_dict"]
             checkpoint["state_dict"] = {n: v for n, v in weights.items() if not n.startswith("reference.")}

@@ -97,7 +97,7 @@ def update_rows(groups: Sequence[DrawnGroup], advantages: Tensor, loss: LossSett
             member,
             advantage,
             group=i,
-            counted=member.scored and not (loss.mask_truncated and member.rollout.truncated),
+            counted=is_counted(member, loss),
             feels_kl=loss.kl_on_flat_groups or not group.verdict.flat,
         )
         for i, group in enumerate(groups)
@@ -106,11 +106,19 @@ def update_rows(groups: Sequence[DrawnGroup], advantages: Tensor, loss: LossSett
     ]
 
 
+def is_counted(member: ScoredRollout, loss: LossSettings) -> bool:
+    """Whether a member of a group that takes part has tokens in the loss."""
+    return member.scored and not (loss.mask_truncated and member.rollout.truncated)
+
+
 def split_minibatches(rows: Sequence[UpdateRow], settings: RoundSettings, key: str) -> list[list[UpdateRow]]:
-    """The rows of each optimiser step of a pass, in keyed order; a row keeps the advantage of its whole group.
+    """This process's rows of each optimiser step of a pass; a row keeps the advantage of its whole group.
+
+    The parts are dealt out over the rows of all processes together, in keyed order, so that a step is made of the
+    same rollouts however many processes share them.
 
     Args:
-        rows: of the round.
+        rows: of the round, this process's.
         settings: how many parts, and whether a group may be cut.
         key: what the order depends on: seed, round and pass.
     """
@@ -118,7 +126,8 @@ def split_minibatches(rows: Sequence[UpdateRow], settings: RoundSettings, key: s
         return [list(rows)]
     first_of_group = {row.group: row.rollout_id for row in reversed(rows)}
     names = [first_of_group[row.group] if settings.minibatch_split == "groups" else row.rollout_id for row in rows]
-    order = sorted(set(names), key=lambda name: hashlib.blake2b(f"{key}/{name}".encode(), digest_size=16).digest())
+    everywhere = {name for part in all_processes(names) for name in part}
+    order = sorted(everywhere, key=lambda name: hashlib.blake2b(f"{key}/{name}".encode(), digest_size=16).digest())
     part_of = {name: place % settings.minibatches for place, name in enumerate(order)}
     return [
         [row for row, name in zip(rows, names, strict=True) if part_of[name] == part]
@@ -129,10 +138,11 @@ def split_minibatches(rows: Sequence[UpdateRow], settings: RoundSettings, key: s
 def plan_update(
     rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout], loss: LossSettings, max_rows: int
 ) -> list[MicroBatch]:
-    """The micro-batches of one optimiser step, the same number in every process.
+    """The micro-batches of one optimiser step, the same number in every process; none where no token counts.
 
-    A process that has fewer than another runs ``spare`` with weight 0 instead: collective calls would
-    otherwise wait for each other forever.
+    A step without a counted token would still move the weights, by the optimiser's momentum. A process that has
+    fewer than another runs ``spare`` with weight 0 instead: collective calls would otherwise wait for each other
+    forever.
 
     Args:
         rows: this process's rows of the update.
@@ -141,6 +151,8 @@ def plan_update(
         max_rows: completions in a micro-batch.
     """
     counted, _ = pad([row.counted_tokens for row in rows] or [()], torch.bool, "right")
+    if not any(all_processes(bool(counted.any()))):
+        return []
     group_ids = torch.tensor([row.group for row in rows] or [0])
     share = _share_of_update(counted, group_ids, loss.reduction)
     weights = share * token_weights(

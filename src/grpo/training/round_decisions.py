@@ -15,7 +15,8 @@ from grpo.training.policy_update import UpdateRow
 class Decision:
     """What a round decided about one rollout.
 
-    ``centred`` and ``advantage`` are None for a draw that another took the place of: it was compared with nothing.
+    ``centred`` and ``advantage`` are None where nothing was compared: for a member without a score, and for a draw
+    that another took the place of.
     """
 
     rollout_id: str
@@ -48,8 +49,8 @@ def round_decisions(
     tokens = {row.rollout_id: sum(row.counted_tokens) for row in rows}
     for i, group in enumerate(draws):
         for place, draw in enumerate(group):
-            compared = place == len(group) - 1
             for j, member in enumerate(draw.members):
+                compared = place == len(group) - 1 and member.scored
                 name = member.rollout.key.rollout_id
                 anchor = reference.get(name) if tokens.get(name) else None
                 yield Decision(

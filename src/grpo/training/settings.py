@@ -205,6 +205,7 @@ def check_together(
     sampling: SamplingSettings,
     round: RoundSettings,
     advantages: AdvantageSettings,
+    loss: LossSettings,
     optimizer: OptimizerSettings,
     transform: RewardTransform,
 ) -> None:
@@ -223,6 +224,12 @@ def check_together(
             f"round.flat_groups is {round.flat_groups} with advantages.baseline {advantages.baseline}: without a "
             "baseline of its own a flat group has a signal, so set round.flat_groups to keep"
         )
+    if advantages.baseline in ("batch_mean", "none") and advantages.scale == "group_std":
+        raise ValueError(
+            f"advantages.scale is group_std with advantages.baseline {advantages.baseline}: a flat group has no "
+            "standard deviation to divide by, so its signal would be lost; set advantages.scale to none or batch_std"
+        )
+    _refuse_idle(sampling, round, loss)
     if transform.invalid_tool_penalty and sampling.tools is None:
         raise ValueError(
             f"reward_transform.invalid_tool_penalty is {transform.invalid_tool_penalty}, but sampling.tools is null "
@@ -238,6 +245,25 @@ def check_together(
                 f"{name} is {rows}, less than round.group_size = {round.group_size}: a group stays together, "
                 f"so raise it to {round.group_size} or lower the group size"
             )
+
+
+def _refuse_idle(sampling: SamplingSettings, round: RoundSettings, loss: LossSettings) -> None:
+    """Refuse what is set and could have no effect: the run would be taken for one in which it had."""
+    kept = round.flat_groups == "keep" or (round.flat_groups == "resample" and round.at_limit == "keep")
+    idle = {
+        "round.at_limit": (round.at_limit != "skip" and round.flat_groups != "resample", "flat groups are resampled"),
+        "round.max_draws": (round.max_draws != 4 and round.flat_groups != "resample", "flat groups are resampled"),
+        "loss.kl_on_flat_groups": (not loss.kl_on_flat_groups and not kept, "flat groups are kept"),
+        "loss.mismatch_cap": (
+            loss.mismatch_cap is not None and loss.old_logprobs == "recorded" and not sampling.cuts(),
+            "loss.old_logprobs is recomputed, or the distribution is cut (sampling.top_p, top_k, min_p)",
+        ),
+    }
+    for name, (has_no_effect, where) in idle.items():
+        if has_no_effect:
+            section, field = name.split(".")
+            value = getattr({"round": round, "loss": loss}[section], field)
+            raise ValueError(f"{name} is {value}, which has an effect only where {where}: set one of them otherwise")
 
 
 def _try_out(section: str, use: Callable[[], object]) -> None:

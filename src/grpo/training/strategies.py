@@ -52,17 +52,18 @@ def require_whole_weights(module: L.LightningModule) -> None:
     """Refuse a strategy under which no process has the weights that it would sample with.
 
     Raises:
-        ValueError: anything but one device, DDP, and DeepSpeed up to stage 2.
+        ValueError: anything but one device, DDP, and DeepSpeed at stage 1 or 2.
     """
     strategy = module.trainer.strategy
     whole = type(strategy) in (SingleDeviceStrategy, DDPStrategy)
     if isinstance(strategy, DeepSpeedStrategy):
-        whole = not strategy.zero_stage_3
+        # Stage 0 cannot tell an update's backward passes from updates of their own.
+        whole = (strategy.config or {}).get("zero_optimization", {}).get("stage", 0) in (1, 2)
     if not whole:
         raise ValueError(
             f"trainer.strategy is {type(strategy).__name__}, which may cut the weights up (DeepSpeed does at stage 3), "
-            "but every process samples by itself and needs them whole: use one device, ddp or deepspeed_stage_2, which "
-            "shares out gradients and optimiser state"
+            "but every process samples by itself and needs them whole: use one device, ddp, or DeepSpeed at stage 1 or "
+            "2, which shares out optimiser state and gradients"
         )
 
 
@@ -109,5 +110,5 @@ def _require_finite(norm: float, module: L.LightningModule) -> None:
     if norm != norm or norm == float("inf"):
         raise NonFiniteGradient(
             f"the gradient's norm is {norm} at update {module.trainer.global_step + 1}: training stops here. "
-            "Lower model.optimizer.learning_rate, or look at the round's rewards and ratios in the record"
+            "Lower model.optimizer.learning_rate, or look at the round's completions and rewards in the record"
         )
