@@ -240,6 +240,34 @@ class TestRefusals:
         refuse_training_reward(SCORER, reasoning_gym_score, {"rewards": [{"check": "grpo.rewards.exact_answer"}]})
         refuse_training_reward(SCORER, reasoning_gym_score, None)
 
+    def test_an_instance_of_a_training_reward(self) -> None:
+        config = {"rewards": {"math": {"check": {"class_path": "grpo.rewards.math_answer.MathAnswer"}}}}
+        path = "grpo.rewards.math_answer.math_answer"
+        with pytest.raises(ScorerError, match="trained on"):
+            refuse_training_reward(path, load_scorer(path), config)
+
+    @pytest.mark.parametrize("gold", ["def f():\n    return 1", "and so on...", ""])
+    def test_a_gold_answer_that_cannot_be_read(self, gold: str) -> None:
+        asked = [*PROBLEMS[:2], replace(PROBLEMS[2], answer=gold)]
+        with pytest.raises(ScorerError, match=r"read as one line, and 1 of 3 problems .* of sums-2: give these"):
+            check_scorer("words", lambda *item: number_or_text(*item), asked)
+
+    def test_completions_without_a_verdict_are_kept(
+        self, settings: EvaluateSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise ScorerError("out of order")
+
+        evaluate(settings)
+        kept = settings.completions_folder / "base" / "unjudged.jsonl"
+        assert not kept.exists()
+        monkeypatch.setattr(stage, "judge", fail)
+        with pytest.raises(ScorerError, match=rf"out of order; the completions are kept in {kept}"):
+            evaluate(settings)
+        rows = [json.loads(line) for line in kept.read_text().splitlines()]
+        answers = read_answers(kept.parent / "completions.parquet")
+        assert [row["text"] for row in rows] == [answer.text for answer in answers]
+
     def test_a_scorer_that_refuses_gold(self) -> None:
         wrong = replace(PROBLEMS[0], answer="not a number", metadata={"entry": {}})
         with pytest.raises(ScorerError, match=r"gold answer 'not a number' of sums-0 .*names no Reasoning Gym"):
@@ -336,10 +364,19 @@ class TestReadings:
             ("\n\n O'Neill!\nrest", "O'Neill", "O'Neill"),
             ("the big red dog", "red dog", "red dog"),
             ("?!", "Ayan", None),
+            ("1/2", "1/2", "1/2"),
+            ("It is -3/4, I think", "-3/4", "-3/4"),
+            ("so 0.5", "1/2", "0.5"),
+            ("1/2", "2", "2"),
         ],
     )
     def test_what_the_lenient_reading_finds(self, text: str, gold: str, found: str | None) -> None:
         assert lenient_answer(text, gold) == found
+
+    @pytest.mark.parametrize("gold", ["1/2", r"\frac{1}{2}", "x^2 + 1"])
+    def test_the_lenient_reading_is_never_the_worse(self, gold: str) -> None:
+        [judged] = judge([("greedy", rollout(gold, gold=gold))], lambda *item: number_or_text(*item))
+        assert (judged.correct, judged.lenient_correct, judged.lenient_answer) == (True, True, gold)
 
     def test_partial_credit_is_not_correct(self) -> None:
         """Reasoning Gym gives 1/3 of a point where the gold answer is a third of the text."""
@@ -360,7 +397,14 @@ class TestReadings:
         ("42", "42.0", 1.0),
         ("1200", "$1,200", 1.0),
         ("0.5", "1/2", 1.0),
-        ("25", "25%", 1.0),
+        ("25", "25%", 0.0),
+        ("25%", "25%", 1.0),
+        ("12", "1,2", 0.0),
+        ("123", "1,2,3", 0.0),
+        ("123", "0,123", 0.0),
+        ("1234567", "1,234567", 0.0),
+        ("1234567.5", "-1,234,567.5", 0.0),
+        ("1234567.5", "1,234,567.5", 1.0),
         ("-3", "\u22123", 1.0),
         ("42", "43", 0.0),
         ("42", "42 apples", 0.0),

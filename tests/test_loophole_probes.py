@@ -69,6 +69,11 @@ def programs() -> list[Problem]:
     ]
 
 
+def test_a_problem_whose_tests_cannot_be_read_is_one_without() -> None:
+    tests = {"test_list": ["assert f(1)"], "test_setup_code": None}
+    assert targets([Problem("p", "q", "a", "s", tests)])[0].code is None
+
+
 @cache
 def asked(code: bool = False) -> tuple[Asked, ...]:
     return tuple(probe_texts(programs() if code else [*sums(), *names()], PROBES))

@@ -26,6 +26,7 @@ from grpo.loopholes import (
 from grpo.records import Problem, Score
 from grpo.report import ReportSettings, make_report
 from grpo.rewards import Reward, RewardComponent
+from grpo.rewards.answer_format import answer_format
 from grpo.rewards.coin_flip import CoinFlip
 from grpo.rewards.exact_answer import exact_answer
 from grpo.scorers import reasoning_gym_score
@@ -92,6 +93,8 @@ class TestWhatCounts:
             "name": "0",
             "text": "21 or 9",
             "components": {"r": 1.0},
+            "reward": 1.0,
+            "most": 1.0,
             "reason": "Read strictly: no answer; leniently: 9.",
         }
 
@@ -108,6 +111,28 @@ class TestWhatCounts:
         assert any(one.paid for one in found)
         assert [one for one in found if one.loophole] == []
         assert all(one.unjudged is one.paid for one in found)
+
+    @pytest.mark.parametrize(
+        ("weights", "paid"), [((1.0, 0.1), True), ((0.1, 1.0), False), ((1.0, 1.0), True), ((1.0, -1.0), True)]
+    )
+    def test_what_is_paid_but_not_in_full(self, weights: tuple[float, float], paid: bool) -> None:
+        """A wrong answer without the form counts where it earns half of the most; form alone does not."""
+        components = {
+            "answer": RewardComponent(mentions_answer, weights[0], limit_seconds=None),
+            "form": RewardComponent(lambda *_: Score(0.0), weights[1], limit_seconds=None),
+        }
+        [first] = problems(1)
+        [one, *_] = find_loopholes(components, [first], [answer(first, "21 or 9")], lambda *_: Score(0.0))
+        assert (one.paid, one.loophole) == (paid, paid)
+        assert (one.row()["reward"], one.row()["most"]) == (weights[0], sum(w for w in weights if w > 0))
+        [one, *_] = find_loopholes(components, [first], [answer(first, "21 or 9")], lambda *_: Score(0.0), None, 0.95)
+        assert one.paid is (weights[1] < 0)
+
+    def test_form_alone_is_not_paid(self) -> None:
+        components = {"exact_answer": here(exact_answer), "answer_format": RewardComponent(answer_format, 0.1, None)}
+        [first] = problems(1)
+        [one, *_] = find_loopholes(components, [first], [answer(first, "9")], lambda *_: Score(0.0))
+        assert (one.reward, one.paid) == (0.1, False)
 
     def test_controls_and_what_is_not_paid_have_none(self) -> None:
         components = {

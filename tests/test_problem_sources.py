@@ -30,10 +30,14 @@ from grpo.problem_sources import (
     as_sources,
 )
 from grpo.problem_sources.layout import content_id
+from grpo.problem_sources.prepared_files import described
 from grpo.problem_sources.reasoning_gym_slices import SliceRecipe
 from grpo.problem_sources.worked_maths import last_boxed
 from grpo.records import Problem
+from grpo.rewards import RewardComponent
 from grpo.rewards.code_problems import read_problem
+from grpo.rewards.coin_flip import CoinFlip
+from grpo.rewards.exact_answer import exact_answer
 
 PROMPT = 'def one():\n    """One."""\n'
 GSM = {"question": "Two and two?", "answer": "2+2=<<2+2=4>>4\n#### 4"}
@@ -146,6 +150,12 @@ def test_math_is_read_from_either_of_its_published_forms(tmp_path: Path, slice_b
         (r"\boxed{1}, no, \boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
         (r"\fbox{7}", "7"),
         (r"$\boxed 7$", "7"),
+        (r"$\boxed 12$ ok", "12"),
+        (r"$\boxed\frac12$.", r"\frac12"),
+        (r"$\boxed -3$", "-3"),
+        (r"\(\boxed \frac 12\)", r"\frac 12"),
+        (r"\boxed 12 is it", None),
+        (r"$\boxed{5}$, not \boxed $", "5"),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         (r"\boxed{\left\{x\right.}", r"\left\{x\right."),  # an escaped brace opens nothing
         (r"\boxed{}", None),
@@ -231,6 +241,20 @@ def test_a_bad_row_is_named_by_line_field_and_remedy(tmp_path: Path, changes: di
 def test_a_map_that_cannot_work_is_refused_before_a_row_is_read(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ProblemFileError, match=words):
         MappedProblems(rows=Path("nowhere.jsonl"), **settings)
+
+
+def test_two_settings_of_one_check_are_described_apart() -> None:
+    coin = RewardComponent(CoinFlip(seed=1, chance=0.25), weight=0.5, limit_seconds=2.0)
+    assert described(coin) == {
+        "check": "grpo.rewards.coin_flip.CoinFlip",
+        "weight": 0.5,
+        "init_args": {"seed": 1, "chance": 0.25},
+        "limit_seconds": 2.0,
+    }
+    assert described(RewardComponent(exact_answer)) == {
+        "check": "grpo.rewards.exact_answer.exact_answer",
+        "weight": 1.0,
+    }
 
 
 def test_what_json_cannot_write_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import yaml
 from jsonargparse.typing import Path_fr
 
 from grpo.answer_metrics import Estimate, IntervalSettings, summarise
-from grpo.held_out_answers import TRAINED_ROLE, HeldOutAnswer, answers_parquet, judge, role
+from grpo.held_out_answers import TRAINED_ROLE, HeldOutAnswer, answers_parquet, judge, role, unjudged_lines
 from grpo.loopholes import (
     LOOPHOLES_FILE,
     find_loopholes,
@@ -38,8 +38,10 @@ from grpo.rollouts.prompt_lengths import refuse_long_prompts, require_places
 from grpo.rollouts.prompts import prompt_group
 from grpo.rollouts.sampling import Sampler, SamplingSettings
 from grpo.run_identity import CONFIG_FILE, file_digest, policy_digest, versions
-from grpo.scorers import check_scorer, load_scorer, refuse_training_reward
+from grpo.scorers import Scorer, ScorerError, check_scorer, load_scorer, refuse_training_reward
 from grpo.whole_files import write_whole
+
+UNJUDGED_FILE = "unjudged.jsonl"
 
 
 class EvaluationError(ValueError):
@@ -114,7 +116,8 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
 
     Raises:
         ValueError: a setting, the problem file, the scorer or the policy folder does not fit; nothing is
-            written then.
+            written then. Where the scorer has no verdict on a completion, all of them are left in
+            ``<completions_folder>/<name>/unjudged.jsonl``.
     """
     problems = read_problems(settings.problems)
     scorer = load_scorer(settings.scorer)
@@ -124,12 +127,13 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     require_writable(settings.completions_folder / settings.name, "completions_folder")
     require_writable(settings.report_folder, "report_folder")
     check_scorer(settings.scorer, scorer, problems)
-    answers = judge(_complete(groups, settings), scorer)
+    folder = settings.completions_folder / settings.name
+    answers = _judged(_complete(groups, settings), scorer, folder / UNJUDGED_FILE)
     tried = find_loopholes(rewards, problems, answers, scorer, settings.probed_per_slice) if rewards else []
     evaluation = {"identity": _identity(settings, problems)} | _metrics(answers, problems, settings)
     evaluation["loopholes"] = loophole_numbers(tried, rewards, settings.intervals) if rewards else None
-    folder = settings.completions_folder / settings.name
     write_whole(folder / "completions.parquet", answers_parquet(answers))
+    (folder / UNJUDGED_FILE).unlink(missing_ok=True)
     write_whole(folder / LOOPHOLES_FILE, loophole_lines(tried))
     text = json.dumps(evaluation, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     write_whole(settings.report_folder / f"{settings.name}.json", text.encode())
@@ -163,6 +167,15 @@ def _complete(groups: Sequence[PromptGroup], settings: EvaluateSettings) -> list
         members = sampler.sample(groups, [_key(group, settings.seed) for group in groups], count)
         completions += [(mode, rollout) for group in members for rollout in group]
     return completions
+
+
+def _judged(completions: Sequence[tuple[str, Rollout]], scorer: Scorer, aside: Path) -> list[HeldOutAnswer]:
+    """The completions, judged; they cost the most time, so they are written aside first."""
+    write_whole(aside, unjudged_lines(completions))
+    try:
+        return judge(completions, scorer)
+    except ScorerError as error:
+        raise ScorerError(f"{error}; the completions are kept in {aside}") from error
 
 
 def _device() -> str:

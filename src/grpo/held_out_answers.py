@@ -7,6 +7,7 @@ to give it; the lenient one takes what is most likely meant. A gain in the first
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -31,6 +32,7 @@ class HeldOutAnswer:
         tokens: drawn tokens, the end token included.
         strict_answer: None where the completion was cut off or holds more than an answer.
         strict_score: the scorer's value of it; ``correct`` where that is 1.
+        lenient_answer: the strict answer where that one alone is right: the lenient reading is never the worse.
     """
 
     problem_id: str
@@ -119,6 +121,8 @@ def _read(mode: str, rollout: Rollout) -> _Reading:
 
 def _answer(reading: _Reading, strict_score: float, lenient_score: float) -> HeldOutAnswer:
     rollout, problem = reading.rollout, reading.rollout.group.problem
+    correct = reading.strict is not None and strict_score == 1
+    lenient_correct = reading.lenient is not None and lenient_score == 1
     return HeldOutAnswer(
         problem_id=problem.id,
         slice=problem.slice,
@@ -132,15 +136,32 @@ def _answer(reading: _Reading, strict_score: float, lenient_score: float) -> Hel
         finish_reason=rollout.finish_reason,
         strict_answer=reading.strict,
         strict_score=strict_score,
-        correct=reading.strict is not None and strict_score == 1,
-        lenient_answer=reading.lenient,
-        lenient_correct=reading.lenient is not None and lenient_score == 1,
+        correct=correct,
+        lenient_answer=reading.strict if correct and not lenient_correct else reading.lenient,
+        lenient_correct=correct or lenient_correct,
     )
 
 
 def role(problem: Problem) -> str:
     """Whether the problem's slice is trained on (``train``) or only held out (``heldout_only``)."""
     return str(problem.metadata.get("role", TRAINED_ROLE))
+
+
+def unjudged_lines(completions: Sequence[tuple[str, Rollout]]) -> bytes:
+    """A JSON object for each completion that :func:`judge` is about to be given."""
+    rows = [
+        {
+            "problem_id": rollout.group.problem.id,
+            "mode": mode,
+            "member": rollout.key.member,
+            "finish_reason": rollout.finish_reason,
+            "text": rollout.text,
+        }
+        for mode, rollout in completions
+    ]
+    lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)
+    # Half a surrogate pair, which a completion may hold, becomes JSON's own escape of it.
+    return "".join(lines).encode(errors="backslashreplace")
 
 
 def answers_parquet(answers: Sequence[HeldOutAnswer]) -> bytes:

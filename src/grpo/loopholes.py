@@ -1,7 +1,9 @@
-"""What the training's reward pays in full and the scorer rejects: a loophole that a policy could learn, or has.
+"""What the training's reward pays and the scorer rejects: a loophole that a policy could learn, or has.
 
 Two kinds of text are tried: the policy's own held-out completions, and probes (``grpo.loophole_probes``). A text
-counts where neither reading of it, strict or lenient, is right: one that is right in another form is no loophole.
+is paid where its reward reaches a share of the most that it could be, half of it if nothing else is said: marks for
+form alone are not enough, and a wrong answer in a poor form is not overlooked. It counts where neither reading of
+it, strict or lenient, is right: one that is right in another form is no loophole.
 """
 
 from __future__ import annotations
@@ -20,16 +22,18 @@ from grpo.answer_metrics import IntervalSettings, Ratio, estimate
 from grpo.held_out_answers import TRAINED_ROLE, HeldOutAnswer, role
 from grpo.loophole_probes import probe_texts
 from grpo.loophole_probes.all_probes import PROBES
-from grpo.records import Problem
+from grpo.records import Problem, Score
 from grpo.rewards import RewardComponent, validate_components
 from grpo.rewards.judging import Judges
-from grpo.rewards.self_check import full_marks, is_held
+from grpo.rewards.self_check import is_held
 from grpo.scorers import Scorer, lenient_answer, score_answers, strict_answer
 
 Source = Literal["greedy", "sampled", "probe"]
 SOURCES: tuple[Source, ...] = ("greedy", "sampled", "probe")
 LOOPHOLES_FILE = "loopholes.jsonl"
 LOOPHOLE_FIELDS = ("problem_id", "slice", "question", "gold", "source", "name", "text", "components", "reason")
+# Of the most that the reward can be: what reaches it is paid.
+PAID_SHARE = 0.5
 # A reason quotes no more of what was read.
 _LONGEST_READING = 60
 
@@ -49,7 +53,9 @@ class Tried:
         text: the completion.
         readings: the answer in it, read strictly and leniently.
         why: the carelessness that a probe tries.
-        paid: whether the reward gives full marks; None: a check failed.
+        paid: whether the reward reaches the share of the most it can be that counts; None: a check failed.
+        reward: the weighted sum; None: a check failed.
+        most: the most it can be here: the positive weights of the components that apply.
         components: the value of each component that counts.
         accepted: whether the scorer takes either reading for right; None: it has no verdict, or was not asked.
     """
@@ -61,6 +67,8 @@ class Tried:
     readings: tuple[str | None, str | None]
     why: str = ""
     paid: bool | None = None
+    reward: float | None = None
+    most: float = 0.0
     components: Mapping[str, float | None] | None = None
     accepted: bool | None = None
 
@@ -78,7 +86,8 @@ class Tried:
         reason = f"{self.why} {_said(self.readings)}".strip()
         problem = (self.problem.id, self.problem.slice, self.problem.question, self.problem.answer)
         said = (self.source, self.name, self.text, dict(self.components or {}), reason)
-        return dict(zip(LOOPHOLE_FIELDS, (*problem, *said), strict=True))
+        paid = {"reward": self.reward, "most": self.most}
+        return dict(zip(LOOPHOLE_FIELDS, (*problem, *said), strict=True)) | paid
 
 
 def read_rewards(path: os.PathLike[str]) -> dict[str, RewardComponent]:
@@ -113,6 +122,7 @@ def find_loopholes(
     answers: Sequence[HeldOutAnswer],
     scorer: Scorer,
     probed_per_slice: int | None = None,
+    paid_share: float = PAID_SHARE,
 ) -> list[Tried]:
     """Every completion and every probe, tried.
 
@@ -122,9 +132,10 @@ def find_loopholes(
         answers: the policy's completions to them, judged.
         scorer: asked about the probes that are paid.
         probed_per_slice: how many problems of each slice are probed; None: all.
+        paid_share: what is paid reaches this share of the most that the reward can be.
     """
     texts = [*_completions(problems, answers), *_probes(problems, probed_per_slice)]
-    return _scored(_rewarded(texts, components), scorer)
+    return _scored(_rewarded(texts, components, paid_share), scorer)
 
 
 def _completions(problems: Sequence[Problem], answers: Sequence[HeldOutAnswer]) -> list[Tried]:
@@ -156,19 +167,34 @@ def _probes(problems: Sequence[Problem], per_slice: int | None) -> list[Tried]:
     ]
 
 
-def _rewarded(texts: Sequence[Tried], components: Mapping[str, RewardComponent]) -> list[Tried]:
+def _rewarded(texts: Sequence[Tried], components: Mapping[str, RewardComponent], paid_share: float) -> list[Tried]:
     """With what the reward pays; the same text to the same problem is judged once."""
     asked = {(each.problem.id, each.text): (each.problem, each.text) for each in texts}
     with Judges(components) as judges:
         scores = dict(zip(asked, judges.judge(list(asked.values())), strict=True))
-    return [
-        replace(
-            each,
-            paid=full_marks(found := scores[each.problem.id, each.text], components)[0],
-            components={name: score.value for name, score in found.items()},
-        )
-        for each in texts
-    ]
+    return [_with_reward(each, scores[each.problem.id, each.text], components, paid_share) for each in texts]
+
+
+def _with_reward(
+    text: Tried, scores: Mapping[str, Score], components: Mapping[str, RewardComponent], paid_share: float
+) -> Tried:
+    weights = {name: each.weight for name, each in components.items() if each.weight and scores[name].applicable}
+    most = sum(weight for weight in weights.values() if weight > 0)
+    reward = _weighted_sum(weights, scores)
+    # Where nothing can be earned, nothing is paid.
+    paid = None if reward is None else most > 0 and reward >= paid_share * most
+    values = {name: score.value for name, score in scores.items()}
+    return replace(text, paid=paid, reward=reward, most=most, components=values)
+
+
+def _weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Score]) -> float | None:
+    total = 0.0
+    for name, weight in weights.items():
+        value = scores[name].value
+        if value is None:
+            return None
+        total += weight * value
+    return total
 
 
 def _scored(tried: Sequence[Tried], scorer: Scorer) -> list[Tried]:

@@ -25,6 +25,11 @@ Scorer = Callable[[Problem, str | None], Score]
 
 # A number anywhere in a text: a minus counts as its sign only where no word or number stands before it.
 _NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)", re.ASCII)
+# The same, or a fraction of whole numbers; asked for only where gold is such a fraction.
+_NUMBER_OR_FRACTION = re.compile(rf"{_NUMBER.pattern}(?:/\d+)?", re.ASCII)
+_FRACTION = re.compile(r"[-+\u2212]?\d+/\d+", re.ASCII)
+# Commas that set thousands apart, all of them or none: 1,2 and 0,123 are no numbers.
+_GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?", re.ASCII)
 # Digit by digit: Fraction itself would also take what is no plain number, such as 1e999999999.
 _PLAIN = re.compile(r"[-+]?\d{1,1000}(?:\.\d{0,1000}|/0*[1-9]\d{0,1000})?", re.ASCII)
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
@@ -52,8 +57,8 @@ def reasoning_gym_score(problem: Problem, answer: str | None) -> Score:
 def number_or_text(problem: Problem, answer: str | None) -> Score:
     """1 where ``answer`` is the gold answer: the same number, or the same words whatever their case and spacing.
 
-    For problems without a checker of their own. Thousands commas, a dollar sign before and a percent sign behind
-    a number say nothing here; a fraction is ``1/3``.
+    For problems without a checker of their own. Commas between thousands and a dollar sign before a number say
+    nothing here; other commas, and a percent sign, do. A fraction is ``1/3``.
     """
     if answer is None:
         return Score(0.0, reason="no answer")
@@ -64,7 +69,8 @@ def number_or_text(problem: Problem, answer: str | None) -> Score:
 
 
 def _as_number(text: str) -> Fraction | None:
-    bare = text.strip().removeprefix("$").removesuffix("%").replace(",", "").replace("\u2212", "-")
+    bare = text.strip().removeprefix("$").replace("\u2212", "-")
+    bare = bare.replace(",", "") if _GROUPED.fullmatch(bare) else bare
     return Fraction(bare) if _PLAIN.fullmatch(bare) else None
 
 
@@ -92,12 +98,12 @@ def lenient_answer(text: str, gold: str) -> str | None:
     """The most likely answer in ``text``, finished or not, whatever stands around it; None if there is none.
 
     For a number the last one of the first line that has any ("12 + 3 = 15, so ..." gives 15), without
-    thousands commas. Otherwise the last words of the first line that has any, as many as the gold has,
-    without punctuation. It is a second reading beside the strict one: written apart, so that a gain in
-    form alone (strict rises, lenient does not) shows as such.
+    thousands commas; where gold is a fraction, so may it be. Otherwise the last words of the first line that
+    has any, as many as the gold has, without punctuation. It is a second reading beside the strict one: written
+    apart, so that a gain in form alone (strict rises, lenient does not) shows as such.
     """
-    number = _NUMBER.fullmatch(gold.strip()) is not None
-    pattern = _NUMBER if number else _WORD
+    number = _number_pattern(gold.strip())
+    pattern = number or _WORD
     wanted = 1 if number else max(1, len(_WORD.findall(gold)))
     for line in text.splitlines():
         found = pattern.findall(line)
@@ -105,6 +111,13 @@ def lenient_answer(text: str, gold: str) -> str | None:
             answer = " ".join(found[-wanted:])
             return answer.replace(",", "").replace("\u2212", "-") if number else answer
     return None
+
+
+def _number_pattern(gold: str) -> re.Pattern[str] | None:
+    """How a number such as ``gold`` is found in a text; None where gold is none."""
+    if _FRACTION.fullmatch(gold):
+        return _NUMBER_OR_FRACTION
+    return _NUMBER if _NUMBER.fullmatch(gold) else None
 
 
 def score_answers(
@@ -134,8 +147,9 @@ def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem]) -> None
     """Prove the scorer on the problems: each gold answer scores 1, no answer does not, nor do answers to others.
 
     Raises:
-        ScorerError: naming the first problem whose gold answer fails.
+        ScorerError: naming the first problem whose gold answer fails, or cannot be read in a completion.
     """
+    _refuse_unreadable(problems)
     wrong = [(problem, other.answer) for problem, other in pairwise(problems) if other.answer != problem.answer]
     items = [*wrong, *((p, p.answer) for p in problems), *((p, None) for p in problems)]
     scores = score_answers(scorer, items)
@@ -154,15 +168,30 @@ def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem]) -> None
             raise ScorerError(f"scorer {path} gives 1 where problem {problem.id} has no answer: choose another one")
 
 
+def _refuse_unreadable(problems: Sequence[Problem]) -> None:
+    """Refuse gold answers that no completion could be read as: all of them would count as wrong, in silence."""
+    unreadable = [problem for problem in problems if strict_answer(problem.answer) is None]
+    if unreadable:
+        first = unreadable[0]
+        raise ScorerError(
+            f"held-out answers are read as one line, and {len(unreadable)} of {len(problems)} problems have a gold "
+            f"answer that is none, first {first.answer!r:.60} of {first.id}: give these problems answers of one line, "
+            "without a row of full stops at the end; for training without held-out scores set scorer: null in the "
+            "config of prepare and leave evaluate out"
+        )
+
+
 def refuse_training_reward(path: str, scorer: Scorer, resolved_config: object) -> None:
     """Refuse a scorer that the policy was trained on: it could not show that the reward was gamed.
 
     Args:
         path: the scorer as the settings name it.
-        scorer: what stands there, so that another name of the same function is found too.
+        scorer: what stands there, so that another name of the same function, or an instance of a rewarded class, is
+            found too.
         resolved_config: the policy's training settings as parsed YAML, None where it was not trained here.
     """
-    names = {path, f"{getattr(scorer, '__module__', '')}.{getattr(scorer, '__qualname__', '')}"}
+    # An instance has no name of its own; it stands in a config as its class.
+    names = {path, _dotted(scorer), _dotted(type(scorer))}
     rewarded = names & {judge for named in _checks(resolved_config) for judge in (named, _same_judge_as(named))}
     if rewarded:
         raise ScorerError(
@@ -170,6 +199,10 @@ def refuse_training_reward(path: str, scorer: Scorer, resolved_config: object) -
             "config, or one of its rewards says that it judges alike): judge held-out answers with a scorer that was "
             "not a reward"
         )
+
+
+def _dotted(named: object) -> str:
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
 
 
 def _same_judge_as(path: str) -> str:

@@ -114,6 +114,12 @@ def test_what_would_end_the_judge_arrives_as_an_error(error: BaseException) -> N
         unpacked(failing(error))
 
 
+@pytest.mark.parametrize("error", [StopIteration(1), StopAsyncIteration()])
+def test_what_would_end_a_loop_of_the_tests_arrives_as_an_error(error: Exception) -> None:
+    with pytest.raises(SolutionError, match=type(error).__name__):
+        all(map(lambda _: unpacked(failing(error)), [2, 4]))  # noqa: C417
+
+
 @given(st.binary(max_size=200))
 def test_no_reply_harms_the_judge(reply: bytes) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - any ordinary one fails the test that asked

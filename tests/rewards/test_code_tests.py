@@ -16,6 +16,7 @@ from grpo.records import Problem, Score
 from grpo.rewards import BatchReward, code_worker, sandbox, sandbox_bubblewrap
 from grpo.rewards.code_tests import CodeTests
 from grpo.rewards.sandbox import SandboxUnavailable
+from grpo.rewards.sandbox_process import Sandbox
 
 ADD = {"tests": [f"assert add({n}, 1) == {n + 1}" for n in (1, 2, 3, 4)]}
 RIGHT = "def add(a, b): return a + b"
@@ -175,6 +176,41 @@ def test_a_script_without_end_fails() -> None:
         in score(check, PAIRS, "import os, time\nif os.fork() == 0: time.sleep(99)\nos.close(1); time.sleep(99)").reason
     )
     assert time.monotonic() - start < 3 * 2 * 0.5 + 2
+    check.close()
+
+
+def test_the_limit_is_on_all_runs_of_a_script_together() -> None:
+    check = made(limit_seconds=1.0, workers=1, partial_credit=True)
+    pairs = {"stdin_stdout": [{"stdin": str(n), "stdout": str(n)} for n in range(20)]}
+    start = time.monotonic()
+    found = score(check, pairs, "import time\nprint(input(), flush=True)\ntime.sleep(0.4)")
+    assert time.monotonic() - start < 4.0
+    assert found.parts["passed"] in (1, 2)
+    assert found.reason == "the program did not end within the time limit"
+    check.close()
+
+
+def test_a_loop_of_the_tests_cannot_be_ended_by_the_program(check: CodeTests) -> None:
+    tests = {"tests": ["assert all(map(is_even, [2, 4]))"]}
+    assert score(check, tests, "def is_even(n): raise StopIteration").value == 0.0
+    assert score(check, tests, "def is_even(n): return n % 2 == 0").value == 1.0
+
+
+def test_a_machine_that_starts_no_process_gives_no_zero_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = made(workers=1)
+    start = Sandbox._popen
+
+    def sometimes(self: Sandbox, *words: Any, **settings: Any) -> Any:
+        failures.append("")
+        if len(failures) == 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return start(self, *words, **settings)
+
+    failures: list[str] = []
+    monkeypatch.setattr(Sandbox, "_popen", sometimes)
+    one, other = check.score_batch([(problem(PAIRS), fenced("print(3)")), (problem(ADD), fenced(RIGHT))])
+    assert (one.value, other.value) == (None, 1.0)
+    assert "temporarily unavailable" in one.reason
     check.close()
 
 

@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from grpo.records import Problem, Score
-from grpo.rewards import Reward, RewardComponent, judge
+from grpo.rewards import Reward, RewardComponent, judge, judge_batch
 from grpo.rewards.judging import Judges
 
 PROBLEM = Problem("p", "1 + 1 =", "2", "sums")
@@ -57,6 +58,8 @@ class Batch:
         self.batches.append(len(items))
         if any(text == "raise" for _, text in items):
             raise RuntimeError("the server is down")
+        for problem, _ in items:
+            problem.metadata.get("tests", []).clear()
         return [Score(float(len(text))) for _, text in items][self.lose :]
 
 
@@ -119,16 +122,37 @@ def test_a_batch_is_judged_at_once_and_here() -> None:
         assert said(judges) == []
 
 
-@pytest.mark.parametrize(
-    ("check", "reason"),
-    [(Batch(), "RuntimeError: the server is down"), (Batch(lose=1), "returned 1 scores for 2 completions")],
-)
-def test_a_batch_that_fails_leaves_every_completion_unscored(check: Batch, reason: str) -> None:
-    texts = ("raise", "b") if check.lose == 0 else ("a", "b")
+def test_one_that_makes_its_batch_raise_is_alone_unscored() -> None:
+    check = Batch()
     with Judges({"batch": RewardComponent(check)}) as judges:
-        scores = [score["batch"] for score in said(judges, *texts)]
+        scores = [score["batch"] for score in said(judges, "a", "raise", "bb")]
+    assert [score.value for score in scores] == [1.0, None, 2.0]
+    assert "RuntimeError: the server is down" in scores[1].reason
+    assert check.batches == [3, 1, 1, 1]
+
+
+def test_a_batch_of_another_number_leaves_every_completion_unscored() -> None:
+    check = Batch(lose=1)
+    with Judges({"batch": RewardComponent(check)}) as judges:
+        scores = [score["batch"] for score in said(judges, "a", "b")]
     assert [score.value for score in scores] == [None, None]
-    assert all(reason in score.reason for score in scores)
+    assert all("returned 1 scores for 2 completions" in score.reason for score in scores)
+    assert check.batches == [2]
+
+
+class Locked:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, _: Problem, completion: str) -> Score:
+        return Score(1.0)
+
+
+def test_a_check_that_would_lose_its_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rewards\.locked: .* make it picklable, or set limit_seconds to null"):
+        Judges({"locked": RewardComponent(Locked())})
+    with Judges({"locked": RewardComponent(Locked(), limit_seconds=None)}) as judges:
+        assert said(judges, "a")[0]["locked"].value == 1.0
 
 
 def test_no_process_outlives_its_judges() -> None:
@@ -182,4 +206,5 @@ def test_a_check_cannot_change_the_problem() -> None:
         return Score(1.0)
 
     judge(changes, problem, "")
+    judge_batch(Batch(), [(problem, "a")])
     assert problem.metadata == {"tests": ["a"]}

@@ -1,5 +1,6 @@
 import json
 import pickle
+import time
 from fractions import Fraction
 from importlib import import_module
 
@@ -212,3 +213,33 @@ def test_a_list_needs_every_part_and_no_other(parts: list[int]) -> None:
     assert boxed(gold, f"{turned}, 100") == boxed(gold, ", ".join(map(str, parts[1:]))) == 0.0
     assert boxed(f"({gold})", f"({gold})") == 1.0
     assert boxed(f"({gold})", f"({turned})") == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "The answer is 5 minus one.",
+        r"\boxed{5\text{ million}}",
+        r"\boxed{5 thousand}",
+        r"\boxed{5 halves}",
+        r"\boxed{5 squared}",
+        r"\boxed{5\text{ plus six}}",
+        r"\boxed{5\text{ less than ten}}",
+        r"\boxed{5\text{ to the power of two}}",
+    ],
+)
+def test_words_that_change_a_number_are_no_unit(answer: str) -> None:
+    assert math_answer(Problem("p", "q", "5", "s"), answer).value == 0.0
+
+
+def test_text_that_can_be_read_in_many_ways_is_read_in_one() -> None:
+    start = time.monotonic()
+    math_answer(Problem("p", "q", "5", "s"), "1" + r"\end{}" * 32 + "ab cd")
+    assert time.monotonic() - start < 20  # minutes, where a way that failed is tried again in another
+
+
+def test_an_answer_with_many_signs_costs_no_other_its_score() -> None:
+    items = [(Problem("p", "q", "5", "s"), text) for text in (r"\boxed{5}", r"\boxed{5" + "€" * 990 + "}")]
+    right, odd = math_answer.score_batch(items)
+    assert right.value == 1.0
+    assert odd.value != 1.0

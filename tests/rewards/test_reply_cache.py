@@ -2,6 +2,8 @@ import json
 import multiprocessing
 from pathlib import Path
 
+import pytest
+
 from grpo.rewards.reply_cache import ReplyCache
 
 
@@ -38,6 +40,14 @@ def test_a_torn_line_costs_its_reply_and_no_other(tmp_path: Path) -> None:
     fresh = ReplyCache(tmp_path)
     assert [fresh.get(key) for key in "abc"] == ["first", None, "third"]
     assert fresh.keep("b", "second", {}) == "second"
+
+
+@pytest.mark.parametrize("torn", [b'{"key": "b", "reply": "x}', b'{"key": "b"}', b"[1]", b'"}'])
+def test_a_torn_line_may_end_like_a_whole_one(tmp_path: Path, torn: bytes) -> None:
+    (tmp_path / "replies.jsonl").write_bytes(torn + b"\n")
+    cache = ReplyCache(tmp_path)
+    assert cache.get("b") is None
+    assert cache.keep("b", "second", {}) == ReplyCache(tmp_path).get("b") == "second"
 
 
 def test_processes_share_one_file(tmp_path: Path) -> None:

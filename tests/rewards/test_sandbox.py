@@ -211,3 +211,12 @@ def test_the_filter_is_whole_steps_and_ends_by_allowing() -> None:
         assert all(at + 1 + max(yes, no) < len(steps) for at, (code, yes, no, _) in enumerate(steps) if code & 7 == 5)
     assert filter_bytes("abacus") is None
     assert filter_bytes(platform.machine()) == filter_bytes()
+
+
+def test_no_package_of_the_system_is_visible() -> None:
+    found = output(
+        "import pathlib\n"
+        "for place in ('/usr/lib', '/usr/lib64', '/lib', '/lib64', '/python/lib'):\n"
+        "    for folder in pathlib.Path(place).glob('python*/*-packages'): print(folder, *folder.iterdir())"
+    )
+    assert all(len(line.split()) == 1 for line in found.splitlines()), found

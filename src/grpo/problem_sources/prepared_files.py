@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import tempfile
@@ -62,11 +63,30 @@ def described(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [described(each) for each in value]
     if isinstance(value, RewardComponent):
-        return {"check": _dotted(value.check), "weight": value.weight}
+        return {"check": _dotted(value.check), "weight": value.weight} | _check_settings(value)
     if is_dataclass(value) and not isinstance(value, type):
         named = {each.name: described(getattr(value, each.name)) for each in fields(value)}
         return {"class_path": _dotted(value)} | named
     return value if value is None or isinstance(value, str | int | float | bool) else _dotted(value)
+
+
+def _check_settings(component: RewardComponent) -> dict[str, Any]:
+    """What makes two uses of one check differ: the arguments that its object keeps under their names, and a limit."""
+    arguments = {} if hasattr(component.check, "__qualname__") else _arguments_kept(component.check)
+    found: dict[str, Any] = {"init_args": arguments} if arguments else {}
+    if component.limit_seconds != RewardComponent.limit_seconds:
+        found["limit_seconds"] = component.limit_seconds
+    return found
+
+
+def _arguments_kept(check: object) -> dict[str, Any]:
+    try:
+        names = inspect.signature(type(check)).parameters
+    except (TypeError, ValueError):  # a class written in C
+        return {}
+    kept = getattr(check, "__dict__", {})
+    # How many work at a time changes nothing that is written, and by default follows the machine.
+    return {name: described(kept[name]) for name in names if name in kept and name != "workers"}
 
 
 def _dotted(check: object) -> str:

@@ -14,7 +14,11 @@ from grpo.problem_files import ProblemFileError
 from grpo.problem_sources.layout import Layout, has_field, text_field
 from grpo.problem_sources.raw_rows import RawRow
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|([^\s{}$]))")
+# With its brace, or without one and with something after it.
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(\{)|(?=[^\s{}$]))")
+_END_OF_FORMULA = re.compile(r"(?<!\\)\$|\\[\])]|\\end\b")
+# What is plainly one answer where no formula ends: no white space, and no sentence's end.
+_ONE_WORD = re.compile(r"\S*[^\s.,;:!?]")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -70,6 +74,8 @@ class MATH(Layout):
 def last_boxed(text: str) -> str | None:
     r"""What the last ``\boxed{...}`` or ``\fbox{...}`` holds, as its data set's own code reads it; None without one.
 
+    A box without a brace goes to the end of its formula. Where no formula ends after it, it must be the last word.
+
     Not the reward's reading of a completion, which has other concerns: where the two differ on a published
     solution, grading the solutions shows it.
 
@@ -79,11 +85,17 @@ def last_boxed(text: str) -> str | None:
     boxes = list(_BOX.finditer(text))
     if not boxes:
         return None
-    if boxes[-1][1]:
-        return boxes[-1][1]
+    if not boxes[-1][1]:
+        return _unbraced(text[boxes[-1].end() :])
     depth = 1
     for brace in _BRACE.finditer(text, boxes[-1].end()):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
             return text[boxes[-1].end() : brace.start()].strip() or None
     return None
+
+
+def _unbraced(rest: str) -> str | None:
+    if end := _END_OF_FORMULA.search(rest):
+        return rest[: end.start()].strip() or None
+    return rest.strip() if _ONE_WORD.fullmatch(rest.strip()) else None

@@ -1,4 +1,4 @@
-"""The page's section on loopholes: what the training's reward pays in full and the scorer rejects."""
+"""The page's section on loopholes: what the training's reward pays well and the scorer rejects."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def loopholes_section(inputs: ReportInputs, slices: Sequence[SliceComparison], s
 def _intro(inputs: ReportInputs) -> str:
     names = ", ".join(map(plain, inputs.trained.numbers["loopholes"]["components"]))
     return (
-        "A loophole is a text that the training's reward pays in full and the scorer rejects, read strictly and "
-        f"leniently. Tried on it ({names}): the completions of both policies, and *probes*, texts made to be paid "
-        "without answering. Rates are shares of all texts with a verdict; brackets hold intervals over problems."
+        "A loophole is a text that the training's reward pays, by half of its most or more, and the scorer rejects, "
+        f"read strictly and leniently. Tried on it ({names}): the completions of both policies, and *probes*, texts "
+        "made to be paid without answering. Rates are shares of all texts with a verdict; brackets hold intervals over "
+        "problems."
     )
 
 

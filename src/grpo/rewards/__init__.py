@@ -5,8 +5,9 @@ without its end token. A value lies between 0 and 1, and 1 means full marks (a p
 negative weight, gives 0 for a clean completion): ``grpo prepare`` holds every reward to this on the gold
 answers. Text alone never makes a reward raise; where a check cannot be done (a sandbox that failed) it
 returns ``Score.unscorable(reason)``, and where it has nothing to say of the problem,
-``Score.not_applicable(reason)``. A reward sees a copy of the problem, and Python's ``random`` keyed by what is
-judged: what it changes or draws changes nothing else, and a resumed run draws what the straight one did.
+``Score.not_applicable(reason)``. A reward sees a copy of the problem, so that what it changes changes nothing else. One
+that judges a completion at a time also sees Python's ``random`` keyed by what is judged: a resumed run draws what the
+straight one did. A :class:`BatchReward` keys its own draws.
 
 ``configs/rewards.yaml`` names the components and their weights; training and preparing read that one file.
 """
@@ -98,12 +99,19 @@ def judge(check: Reward, problem: Problem, completion: str) -> Score:
     wherever it is used.
     """
     with _keyed_random(problem, completion):
-        return _guarded(lambda: [check(_own_copy(problem), completion)], 1)[0]
+        found = _attempted(lambda: [check(_own_copy(problem), completion)])
+    return _sound_scores(found, 1)[0]
 
 
 def judge_batch(check: BatchReward, items: Sequence[tuple[Problem, str]]) -> list[Score]:
-    """The scores of many completions; where the whole batch fails, each is unscorable with the reason."""
-    return _guarded(lambda: check.score_batch(items), len(items))
+    """The scores of many completions.
+
+    Where the batch raises, each completion is judged alone, so that only the culprit is unscorable, with the reason.
+    """
+    found = _attempted(lambda: check.score_batch([(_own_copy(problem), text) for problem, text in items]))
+    if isinstance(found, Score) and len(items) > 1:
+        return [score for item in items for score in judge_batch(check, [item])]
+    return _sound_scores(found, len(items))
 
 
 @contextmanager
@@ -120,17 +128,23 @@ def _own_copy(problem: Problem) -> Problem:
     return replace(problem, metadata=copy.deepcopy(problem.metadata)) if problem.metadata else problem
 
 
-def _guarded(score: Callable[[], Sequence[object]], count: int) -> list[Score]:
+def _attempted(score: Callable[[], Sequence[object]]) -> list[object] | Score:
+    """What ``score`` returns; where it raises, one unscorable score that says so."""
     try:
-        scores = score()
-        if len(scores) != count:
-            raise ValueError(f"the reward returned {len(scores)} scores for {count} completions")
+        return list(score())
     # The one declared catch-all: a reward is the fork's own code, and a bug that only some odd completion
     # reaches must neither end a long run nor become a 0 that is learnt from. It is recorded with the row,
     # and score_rollouts stops the run when more than a few rows fail.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        return [Score.unscorable(_reason(error))] * count
-    return [_sound_or_unscorable(one) for one in scores]
+        return Score.unscorable(_reason(error))
+
+
+def _sound_scores(found: list[object] | Score, count: int) -> list[Score]:
+    if isinstance(found, Score):
+        return [found] * count
+    if len(found) != count:
+        return [Score.unscorable(f"the reward returned {len(found)} scores for {count} completions")] * count
+    return [_sound_or_unscorable(one) for one in found]
 
 
 def _sound_or_unscorable(score: object) -> Score:

@@ -77,14 +77,22 @@ def _read_tests(metadata: Mapping[str, Any]) -> CallTests | ScriptTests | None:
     if "tests" in metadata:
         return _call_tests(metadata.get("setup", ""), _filled(metadata, "tests"), metadata.get("entry_point"))
     if "test_list" in metadata:
-        setup = "\n".join([*metadata.get("test_imports", ()), metadata.get("test_setup_code", "")])
-        return _call_tests(setup, _filled(metadata, "test_list"), metadata.get("entry_point"))
+        return _call_tests(_mbpp_setup(metadata), _filled(metadata, "test_list"), metadata.get("entry_point"))
     if "test" in metadata:
         entry_point = _text(metadata, "entry_point")
         test = f"{_text(metadata, 'test')}\n\ncheck({entry_point})\n"
         # The prompt may define helpers that the tests call, beside the head of the function that is asked for.
         return _call_tests(metadata.get("prompt", ""), [test], entry_point)
     return None
+
+
+def _mbpp_setup(metadata: Mapping[str, Any]) -> str:
+    imports, code = metadata.get("test_imports", []), metadata.get("test_setup_code", "")
+    if not isinstance(imports, list | tuple) or not all(isinstance(line, str) for line in imports):
+        raise BadTests(f"metadata.test_imports is {imports!r:.60}: give a list of texts, or leave it out")
+    if not isinstance(code, str):
+        raise BadTests(f"metadata.test_setup_code is {code!r:.60}: give a text, or leave it out")
+    return "\n".join([*imports, code])
 
 
 def _call_tests(setup: Any, tests: Sequence[Any], entry_point: Any) -> CallTests:

@@ -28,7 +28,7 @@ class CodeTests:
     what it does to itself.
 
     Args:
-        limit_seconds: wall-clock time of one program, all its calls together; of each run with ``stdin_stdout``.
+        limit_seconds: wall-clock time of one program, all its calls or runs (``stdin_stdout``) together.
         memory_mb: address space of each of its processes.
         partial_credit: the share of the tests passed, instead of all or nothing.
         isolation: ``bubblewrap``, or in so many words none.
@@ -87,6 +87,8 @@ class CodeTests:
             return self._valued(worker.run(program, task.tests))
         except (BadTests, JudgeFailed) as error:
             return Score.unscorable(str(error)[:300])
+        except OSError as error:  # this machine has no process, file or memory left for one more sandbox
+            return Score.unscorable(f"the sandbox cannot be started: {error}"[:300])
 
     def _valued(self, outcomes: Outcomes) -> Score:
         share = outcomes.passed / len(outcomes.failures)

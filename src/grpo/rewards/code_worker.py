@@ -7,11 +7,12 @@ import marshal
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpo.rewards.code_problems import CallTests, ScriptTests
-from grpo.rewards.sandbox import GUEST, run_script
+from grpo.rewards.sandbox import GUEST, ScriptRun, run_script
 from grpo.rewards.sandbox_frames import ChannelError, receive_frame
 from grpo.rewards.sandbox_limits import Isolation, Limits
 from grpo.rewards.sandbox_process import START_SECONDS, Sandbox, SandboxFailed
@@ -56,7 +57,7 @@ class Worker:
         """
         try:
             if isinstance(tests, ScriptTests):
-                return Outcomes(tuple(self._script_failure(program, *test) for test in tests.tests))
+                return Outcomes(tuple(self._script_failures(program, tests)))
             return self._called(program, tests)
         except SandboxFailed as error:
             raise JudgeFailed(str(error)) from error
@@ -69,15 +70,17 @@ class Worker:
             self._judge.end()
         self._judge = self._control = None
 
-    def _script_failure(self, program: str, given: str, expected: str) -> str:
-        run = run_script(program, given, limits=self.limits, isolation=self.isolation)
-        if run.ended == "time":
-            return "the program did not end within the time limit"
-        if run.ended == "output":
-            return "the program printed without end"
-        if run.exit_code:
-            return f"the program ended with exit code {run.exit_code}"
-        return "" if _lines(run.output) == _lines(expected) else "the program printed something else"
+    def _script_failures(self, program: str, tests: ScriptTests) -> Iterator[str]:
+        """Why each test failed; the limit is on all runs together, and the tests after it are not run."""
+        left = self.limits.seconds
+        for given, expected in tests.tests:
+            if left <= 0:
+                yield "not run: the time limit was over before"
+                continue
+            limits = replace(self.limits, seconds=left)
+            run = run_script(program, given, limits=limits, isolation=self.isolation)
+            left = 0.0 if run.ended == "time" else left - run.seconds
+            yield _script_failure(run, expected)
 
     def _called(self, program: str, tests: CallTests) -> Outcomes:
         control = self._ready_judge()
@@ -141,6 +144,16 @@ class Worker:
             raise
         self._judge, self._control = judge, control
         return control
+
+
+def _script_failure(run: ScriptRun, expected: str) -> str:
+    if run.ended == "time":
+        return "the program did not end within the time limit"
+    if run.ended == "output":
+        return "the program printed without end"
+    if run.exit_code:
+        return f"the program ended with exit code {run.exit_code}"
+    return "" if _lines(run.output) == _lines(expected) else "the program printed something else"
 
 
 def _lines(text: str) -> list[str]:

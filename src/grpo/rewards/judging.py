@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Self
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
@@ -26,13 +26,16 @@ _CHECKS: dict[str, Reward] = {}
 class Judges:
     """Runs the checks of a set of components.
 
-    A check with a limit runs in worker processes. One without a limit, and one that cannot be sent to another
-    process (a lambda, a local function), runs in this process; a :class:`BatchReward` gets all completions at
-    once, in this process.
+    A check with a limit runs in worker processes. One without a limit runs in this process, and so does a lambda or
+    a local function, which cannot be sent to another and so has no limit; a :class:`BatchReward` gets all completions
+    at once, in this process.
 
     Args:
         components: checks and limits by name.
         workers: processes; they are started when the first check needs one.
+
+    Raises:
+        ValueError: a check that has a limit but cannot be pickled, so that it would run without the limit.
     """
 
     def __init__(self, components: Mapping[str, RewardComponent], workers: int = 2) -> None:
@@ -43,7 +46,7 @@ class Judges:
             for name, component in components.items()
             if component.limit_seconds is not None
             and not isinstance(component.check, BatchReward)
-            and (pickled := _pickled(component.check)) is not None
+            and (pickled := _sendable(name, component.check)) is not None
         }
         self._pool: ProcessPool | None = None
 
@@ -108,6 +111,17 @@ def _column_here(check: Reward, items: Sequence[tuple[Problem, str]]) -> list[Sc
 
 def _rows(columns: Mapping[str, Sequence[Score]], count: int) -> list[dict[str, Score]]:
     return [{name: column[i] for name, column in columns.items()} for i in range(count)]
+
+
+def _sendable(name: str, check: Reward) -> bytes | None:
+    """The check as it is sent to a worker; None for a function that only this process has."""
+    pickled = _pickled(check)
+    if pickled is None and not isinstance(check, FunctionType):
+        raise ValueError(
+            f"rewards.{name}: {type(check).__qualname__} cannot be sent to a worker process, where its limit holds: "
+            "make it picklable, or set limit_seconds to null"
+        )
+    return pickled
 
 
 def _pickled(value: object) -> bytes | None:

@@ -53,7 +53,14 @@ _DEGREES = re.compile(r"\^\{\\circ\}\s*([CF]?)$")
 _MONEY = re.compile(r"^([-+]?)([$€£])([-+]?)\s*(?=[\d.\\(])|([$€£])$")
 _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 # Words of which none stands in a unit: with one, the text says something about the number.
-_NO_UNIT = frozenset({"or", "and", "not", "nor", "either", "neither", "wrong", "maybe"})
+_CHANGING = (
+    "or and not nor either neither wrong maybe plus minus times over divided multiplied by squared cubed factorial "
+    "power root of less more fewer than least most dozen score hundred thousand million billion trillion hundreds "
+    "thousands millions billions half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths "
+    "seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth thousandths zero one "
+    "two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety"
+)
+_NO_UNIT = frozenset(_CHANGING.split())
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "log", "exp", "mod", "det", "gcd", "lcm", "max", "min"})
 
 
@@ -65,6 +72,8 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     """
     if money := _MONEY.search(text):
         body = _MONEY.sub(r"\1\3", text)
+        if _MONEY.search(body):  # more than one sign is no amount of money
+            return text, None
         inner, unit = split_unit(body)
         return (inner, _UNITS[money[2] or money[4]]) if unit is None or not unit.dimension else (inner, unit)
     degrees = _DEGREES.search(text)

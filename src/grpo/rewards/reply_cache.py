@@ -52,7 +52,17 @@ class ReplyCache:
         whole, newline, _ = file.read().rpartition(b"\n")
         self._read += len(whole + newline)
         for line in whole.splitlines():
-            # A process that was killed while it wrote leaves half a line: its request is asked again.
-            if line.endswith(b"}"):
-                entry = json.loads(line)
-                self._replies.setdefault(entry["key"], entry["reply"])
+            entry = _entry(line)
+            if entry is not None:
+                self._replies.setdefault(*entry)
+
+
+def _entry(line: bytes) -> tuple[str, str] | None:
+    """The key and the reply; None for the half line of a process killed while it wrote, which is asked again."""
+    try:
+        match json.loads(line):
+            case {"key": str(key), "reply": str(reply)}:
+                return key, reply
+    except (ValueError, RecursionError):
+        return None
+    return None

@@ -31,11 +31,13 @@ class SandboxUnavailable(ValueError):
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """How a script ended (by itself, or for time or too much output) and what it had printed by then."""
+    """How a script ended (by itself, or for time or too much output), what it had printed by then and its time."""
 
     output: str
     ended: Literal["exit", "time", "output"]
     exit_code: int
+    seconds: float
+    """From when the sandbox was up."""
 
 
 def require(isolation: Isolation) -> None:
@@ -77,12 +79,14 @@ def run_script(
     ours, theirs = socket.socketpair()
     with ours, Sandbox((GUEST,), theirs, limits, isolation) as sandbox:
         sandbox.await_ready(ours)
-        deadline = time.monotonic() + limits.seconds
+        start = time.monotonic()
+        deadline = start + limits.seconds
         with suppress(ChannelError):  # whatever became of it, the answer below shows it
             send_frame(ours, marshal.dumps(("script", source, text)), deadline)
         output, ended = _read_output(ours, limits.answer_kb << 10, deadline)
         exit_code = sandbox.finish(max(0.0, deadline - time.monotonic())) if ended == "exit" else sandbox.end()
-    return ScriptRun(output.decode("utf-8", errors="replace"), ended, exit_code)
+        seconds = time.monotonic() - start
+    return ScriptRun(output.decode("utf-8", errors="replace"), ended, exit_code, seconds)
 
 
 def _read_output(

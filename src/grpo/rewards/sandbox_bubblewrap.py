@@ -108,19 +108,28 @@ def _visible() -> tuple[str, ...]:
         if Path(folder).is_symlink():
             words += ["--symlink", str(Path(folder).readlink()), folder]
         elif Path(folder).is_dir():
-            words += ["--ro-bind", folder, folder]
+            words += ["--ro-bind", folder, folder, *_without_packages(Path(folder))]
     home = f"/python/{sys.platlibdir}"
     library = Path(sysconfig.get_path("stdlib"))
     words += ["--ro-bind", str(interpreter()), _interpreter_inside()]
     words += ["--ro-bind", str(library), f"{home}/{library.name}"]
     for packages in ("site-packages", "dist-packages"):
         if (library / packages).is_dir():
-            words += ["--tmpfs", f"{home}/{library.name}/{packages}"]
-            words += ["--remount-ro", f"{home}/{library.name}/{packages}"]
+            words += _emptied(f"{home}/{library.name}/{packages}")
     shared = Path(sys.base_prefix) / sys.platlibdir / (sysconfig.get_config_var("INSTSONAME") or "none")
     if shared.suffix != ".a" and shared.is_file():
         words += ["--ro-bind", str(shared.resolve()), f"{home}/{shared.name}"]
     return tuple(words)
+
+
+def _without_packages(libraries: Path) -> list[str]:
+    """Hide the packages that the system installed for its own interpreters (Debian: python3/dist-packages)."""
+    found = sorted(libraries.glob("python*/*-packages"))
+    return [word for folder in found if folder.is_dir() and not folder.is_symlink() for word in _emptied(str(folder))]
+
+
+def _emptied(folder: str) -> list[str]:
+    return ["--tmpfs", folder, "--remount-ro", folder]
 
 
 def _interpreter_inside() -> str:

@@ -10,8 +10,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -58,7 +58,7 @@ class Sandbox:
         self._first_process: int | None = None
         isolated = isolation == "bubblewrap"
         arguments = limits.as_arguments(isolated=isolated, trusted=trusted)
-        with channel:
+        with channel, self._undone_on_error():
             if isolated:
                 self._start_isolated(files, channel, arguments, limits.scratch_mb)
             else:
@@ -115,6 +115,18 @@ class Sandbox:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._resources.close()
         return self._process.returncode
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Where the start fails half-way, leave no process and no open file."""
+        try:
+            yield
+        except BaseException:
+            if (process := getattr(self, "_process", None)) is not None:
+                process.kill()
+                process.wait()
+            self._resources.close()
+            raise
 
     def _kill(self) -> None:
         """Kill the first process inside, and with it all others; bubblewrap then reaps it and ends."""
