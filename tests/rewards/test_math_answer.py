@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from grpo.records import Problem, Score
 from grpo.rewards.math_answer import LONGEST_ANSWER, MathAnswer, math_answer
 from grpo.rewards.math_processes import CHECKER, CheckFailed
+from grpo.rewards.math_units import split_unit
 
 # Beside this file; `tests/` alone is on the path.
 ROWS = import_module("rewards.math_rows")
@@ -236,6 +237,13 @@ def test_text_that_can_be_read_in_many_ways_is_read_in_one() -> None:
     start = time.monotonic()
     math_answer(Problem("p", "q", "5", "s"), "1" + r"\end{}" * 32 + "ab cd")
     assert time.monotonic() - start < 20  # minutes, where a way that failed is tried again in another
+
+
+def test_a_row_of_units_is_read_in_one_way() -> None:
+    start = time.monotonic()
+    assert split_unit("5" + r"\text{a}   " * 30 + "x")[1] is None
+    assert time.monotonic() - start < 20
+    assert math_answer(Problem("p", "q", "5", "s"), r"\boxed{5\text{ boxes of apples}}").value == 1.0
 
 
 def test_an_answer_with_many_signs_costs_no_other_its_score() -> None:

@@ -45,7 +45,7 @@ _UNITS = {
 _PLAIN = "|".join(sorted((re.escape(name) for name in _UNITS if len(name) > 1), key=len, reverse=True))
 _POWER = r"(?:\^\{?[23]\}?)?"
 _GROUP = rf"\\text\s*\{{[^{{}}\d,]*\}}{_POWER}"
-_MARKED = re.compile(rf"\s*({_GROUP}(?:\s*[/*]?\s*{_GROUP})*)$")
+_MARKED = re.compile(rf"\s*({_GROUP}(?:\s*+(?:[/*]\s*+)?{_GROUP})*+)$")
 _MEASURE = rf"\s*(?:{_PLAIN})s?{_POWER}(?:/(?:{_PLAIN}|[smhl]))?"
 _THINGS = rf"(?: [a-zA-Z]{{3,}}|[a-zA-Z]{{4,}})(?: [a-zA-Z]+)*{_POWER}"
 _BARE = re.compile(rf"(?<=[\d}}%])({_MEASURE}|{_THINGS})$")
@@ -55,7 +55,7 @@ _OF_ANGLE = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 # Words of which none stands in a unit: with one, the text says something about the number.
 _CHANGING = (
     "or and not nor either neither wrong maybe plus minus times over divided multiplied by squared cubed factorial "
-    "power root of less more fewer than least most dozen score hundred thousand million billion trillion hundreds "
+    "power root less more fewer than least most dozen score hundred thousand million billion trillion hundreds "
     "thousands millions billions half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths "
     "seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth thousandths zero one "
     "two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety"
