@@ -80,7 +80,9 @@ def test_the_data_config_makes_the_versioned_problems(workplace: Path) -> None:
     versioned = REPOSITORY / "data" / "problems.jsonl"
     if not versioned.is_file():
         pytest.skip("data/ is not here: `make data` fetches it")
-    if not {json.loads(line)["slice"] for line in versioned.open()} & set(yaml.safe_load(DATA_CONFIG)["slices"]):
+    if not {json.loads(line)["slice"] for line in versioned.read_text(encoding="utf-8").splitlines()} & set(
+        yaml.safe_load(DATA_CONFIG)["slices"]
+    ):
         pytest.skip("data/ is not made by configs/data.yaml: it holds none of its slices")
     assert (workplace / "data" / "problems.jsonl").read_bytes() == versioned.read_bytes()
 

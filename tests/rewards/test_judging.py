@@ -158,8 +158,9 @@ def test_a_check_that_would_lose_its_limit_is_refused() -> None:
 def test_no_process_outlives_its_judges() -> None:
     before = set(psutil.Process().children(recursive=True))
     with Judges({"obeys": RewardComponent(obeys, limit_seconds=0.5)}) as judges:
-        said(judges, "a", "loop", "sleep", "exit")
+        said(judges, "a")
         assert set(psutil.Process().children(recursive=True)) - before
+        said(judges, "loop", "sleep", "exit")
     assert not set(psutil.Process().children(recursive=True)) - before
 
 
