@@ -90,7 +90,9 @@ def test_no_registry_is_named() -> None:
 
 
 def test_no_path_of_this_machine_is_named() -> None:
-    here = f"{REPOSITORY.parent}/"
+    # Folders that every such system has are named for other reasons; a clone right below one is told by its own path.
+    common = REPOSITORY.parent in map(Path, ("/home", "/mnt", "/opt", "/root", "/srv", "/tmp", "/usr", "/var"))
+    here = f"{REPOSITORY}/" if common else f"{REPOSITORY.parent}/"
     if len(REPOSITORY.parts) <= 2:
         pytest.skip(f"{here} is too short to tell a path of this machine from any other text")
     assert [path.name for path, content in readable_files() if here in content] == []

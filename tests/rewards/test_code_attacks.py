@@ -250,7 +250,7 @@ return any(importlib.util.find_spec(name) for name in ('torch', 'yaml', 'pip', '
     "kernel settings": "return os.listdir('/sys') or os.listdir('/proc/sys')",
     "host name": f"return os.uname().nodename == {os.uname().nodename!r}",
     "link out of the scratch folder": "os.symlink('/etc/shadow', '/tmp/l')\nreturn open('/tmp/l').read()",
-    "link to the root of a process": "os.symlink('/proc/1/root/etc', '/tmp/l')\nreturn os.listdir('/tmp/l')",
+    "link to the root of a process": "os.symlink('/proc/1/' + 'root', '/tmp/l')\nreturn os.listdir('/tmp/l/etc')",
     "climbing out": "os.chdir('/tmp')\nreturn os.listdir('../' * 20 + 'etc')",
     "disks": "return [d for d in os.listdir('/dev') if d != 'null']",
     "kernel log": "import ctypes\nreturn ctypes.CDLL(None).klogctl(3, ctypes.create_string_buffer(100), 100) >= 0",
