@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from grpo.rewards import RewardComponent
 from grpo.rollouts.sampling import SamplingSettings
-from grpo.training import grpo_module
+from grpo.training import round_update
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.rollout_log import RolloutLog
@@ -105,7 +105,7 @@ def gradient(run: Run, *callbacks: L.Callback) -> Tensor:
         return 0.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo_module, "step_optimizer", look)
+        patch.setattr(round_update, "step_optimizer", look)
         run.go(*callbacks)
     return seen[0]
 

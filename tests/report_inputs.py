@@ -210,6 +210,7 @@ def _rollout_row(number: int, slice: str, member: int, right: bool, purpose: Pur
         "old_logprobs": [-1.0] * 3,
         "sampling_logprobs": None,
         "reward_raw": [("exact_answer", float(right)), ("answer_format", 1.0)],
+        "reward_parts": [("exact_answer", '{"answer": "7"}' if right else '{"answer": "0"}')],
         "reward_weighted": [("exact_answer", float(right)), ("answer_format", 0.1)],
         "reward_steps": [("weighted_sum", 0.1 + right)],
         "reward": 0.1 + right,

@@ -9,7 +9,7 @@ from fixtures_policy import train_config, write_config
 
 from grpo.__main__ import main
 from grpo.records import Problem, Score
-from grpo.training import checkpoints, grpo_module, strategies
+from grpo.training import checkpoints, grpo_module, round_update, strategies
 from grpo.training.grpo_module import GRPOModule
 
 
@@ -129,7 +129,7 @@ def test_weights_that_are_not_finite_at_the_end_are_not_published(
             module.policy.model.norm.weight.data[0] = torch.inf
         return norm
 
-    monkeypatch.setattr(grpo_module, "step_optimizer", overflow)
+    monkeypatch.setattr(round_update, "step_optimizer", overflow)
     message = message_of(tmp_path, monkeypatch, capsys)
     assert "the trained weights are not finite: model.norm.weight. Nothing is published" in message
 

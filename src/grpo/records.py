@@ -167,6 +167,10 @@ class Score:
         """The check does not concern this problem."""
         return cls(value=None, reason=reason, applicable=False)
 
+    def plain_parts(self) -> dict[str, Any]:
+        """The parts as JSON takes them; what it cannot write, by its text."""
+        return {name: value if _is_json(value) else repr(value) for name, value in self.parts.items()}
+
 
 @dataclass(frozen=True)
 class ScoredRollout:
@@ -183,3 +187,22 @@ class ScoredRollout:
     @property
     def scored(self) -> bool:
         return self.reward is not None
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether a component says in its ``parts`` which ``answer`` it read."""
+        return any("answer" in score.parts for score in self.components.values())
+
+    @property
+    def answer(self) -> str | None:
+        """The answer that the first such component read, as text; None where there was none to read."""
+        found = next((s.parts["answer"] for s in self.components.values() if "answer" in s.parts), None)
+        return None if found is None else str(found)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -179,27 +179,14 @@ def _verdict(
     failed = [name for name, each in scores.items() if each.applicable and each.value is None]
     if single:
         (only,) = scores.values()
-        value, reason, parts = only.value, only.reason, _plain(only.parts)
+        value, reason, parts = only.value, only.reason, only.plain_parts()
     else:
         value = weighted_sum(scores, components)
         reason = "; ".join(f"{name}: {each.reason}" for name, each in scores.items() if each.reason)
         parts = {
-            name: {"value": each.value, "reason": each.reason, "parts": _plain(each.parts)}
+            name: {"value": each.value, "reason": each.reason, "parts": each.plain_parts()}
             for name, each in scores.items()
         }
     line = {"id": problem.id, "value": value, "scored": value is not None, "reason": reason, "parts": parts}
     accepted = value is not None and full_marks(scores, components)[0] is True
     return Verdict(line, accepted, bool(failed))
-
-
-def _plain(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts as JSON; what it cannot write, by its text."""
-    return {name: value if _is_json(value) else repr(value) for name, value in parts.items()}
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -92,7 +92,7 @@ def test_a_finished_run_leaves_its_results_and_no_resumable_state(straight: Path
     ("round_index", "method"),
     [
         (1, "_count"),  # before the first state was kept
-        (3, "_update"),  # past a state, in the middle of a round
+        (3, "_advantages"),  # past a state, in the middle of a round
         (4, "_log_round"),  # the round's record written, its metrics not
         (2, "validation_step"),
     ],
@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_ends_as_the_straight_one(
 
 
 def test_one_state_is_kept_and_it_holds_no_reference(tmp_path: Path) -> None:
-    run_folder = run_and_kill(tmp_path, 5, "_update")
+    run_folder = run_and_kill(tmp_path, 5, "_advantages")
     [kept] = (run_folder / "checkpoints").iterdir()
     assert kept == newest_checkpoint(run_folder)
     assert kept.name == "update-4.ckpt"
@@ -188,7 +188,7 @@ def test_more_than_one_pass_is_refused(tmp_path: Path) -> None:
 def test_a_round_without_validation_problems_keeps_its_state(tmp_path: Path) -> None:
     """A validation that is due and has nothing to validate must not swallow the save."""
     changes = {"data__validation_problems": 0, "trainer__val_check_interval": 1, "checkpoint_every_n_updates": 1}
-    real: Callable[..., Any] = GRPOModule._update
+    real: Callable[..., Any] = GRPOModule._advantages
 
     def dying(self: GRPOModule, *args: Any) -> Any:
         if self.trainer.fit_loop.epoch_loop.batch_idx == 3:
@@ -196,7 +196,7 @@ def test_a_round_without_validation_problems_keeps_its_state(tmp_path: Path) -> 
         return real(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GRPOModule, "_update", dying)
+        patch.setattr(GRPOModule, "_advantages", dying)
         with pytest.raises(Killed):
             run(tmp_path, **changes)
     [run_folder] = (tmp_path / "runs").iterdir()

@@ -14,7 +14,7 @@ from grpo.records import Problem, RolloutKey, Score
 from grpo.rewards import RewardComponent
 from grpo.rollouts.policies import load_policy
 from grpo.rollouts.sampling import Sampler, SamplingSettings
-from grpo.training import grpo_module
+from grpo.training import round_update
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings
 from grpo.training.strategies import NonFiniteGradient
@@ -170,7 +170,7 @@ def _poison(update: int) -> Callable[..., Any]:
 def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo_module, "grpo_loss", _poison(update=3))
+    monkeypatch.setattr(round_update, "grpo_loss", _poison(update=3))
     run = Run(tmp_path, rounds=5)
     with pytest.raises(NonFiniteGradient, match=r"norm is nan at update 3: .*model\.optimizer\.learning_rate"):
         run.go()
@@ -182,7 +182,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(
 def test_a_second_update_is_held_against_the_policy_that_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_logprobs: Any
 ) -> None:
-    calls = watch(monkeypatch, grpo_module, "grpo_loss")
+    calls = watch(monkeypatch, round_update, "grpo_loss")
     loss = LossSettings(old_logprobs=old_logprobs)
     run = Run(tmp_path, round=RoundSettings(group_size=4, epochs=2), rounds=1, loss=loss).go()
     assert run.trainer.global_step == 2

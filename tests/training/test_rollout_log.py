@@ -37,7 +37,8 @@ def test_every_rollout_is_a_row_that_says_all_about_it(tmp_path: Path) -> None:
         tool_calls=(called,),
     )
     steps = {"weighted_sum": 1.75}
-    scored = replace(scored, rollout=rollout, components={"a": Score(1.0), "b": Score(0.25)}, steps=steps)
+    read = Score(1.0, parts={"answer": "2", "odd": {1}})
+    scored = replace(scored, rollout=rollout, components={"a": read, "b": Score(0.25)}, steps=steps)
     cut = replace(cut, rollout=replace(cut.rollout, finish_reason="length"))
     cut = replace(cut, components={"a": Score.unscorable("time ran out"), "b": Score.not_applicable("no code")})
     log(tmp_path).write_rollouts(0, [[scored, cut]])
@@ -75,6 +76,7 @@ def test_every_rollout_is_a_row_that_says_all_about_it(tmp_path: Path) -> None:
         "old_logprobs": [-0.5] * 3,
         "sampling_logprobs": [-0.25, 0.0, -0.25],
         "reward_raw": {"a": 1.0, "b": 0.25},
+        "reward_parts": {"a": '{"answer": "2", "odd": "{1}"}'},
         "reward_weighted": {"a": 2.0, "b": -0.25},
         "reward_steps": {"weighted_sum": 1.75},
         "reward": 1.75,
@@ -88,6 +90,7 @@ def test_every_rollout_is_a_row_that_says_all_about_it(tmp_path: Path) -> None:
     assert second["group_id"] != first["group_id"]  # sampled under other settings
     assert second["reward"] is None
     assert second["reward_raw"] == {"a": None, "b": None}
+    assert second["reward_parts"] == {}
     assert second["reward_weighted"] == {"a": None, "b": None}
     assert second["unscored_reason"] == "a: time ran out; b: no code"
 
@@ -97,8 +100,8 @@ def test_a_decision_is_a_row_under_the_name_of_its_rollout(tmp_path: Path) -> No
     log(tmp_path, rank=2).write_updates(
         31,
         [
-            Decision("r1", GroupVerdict("kept"), 0.5, 1.0, (-1.5, -2.0), 7, 2),
-            Decision("r2", skipped, None, None, None, None, 0),
+            Decision("r1", GroupVerdict("kept"), 0.5, 1.0, (-1.25, -0.5), (-1.5, -2.0), 7, 2),
+            Decision("r2", skipped, None, None, None, None, None, 0),
         ],
     )
     rows = pq.read_table(tmp_path / "updates" / "round-00031-rank-2.parquet").to_pylist()
@@ -110,6 +113,7 @@ def test_a_decision_is_a_row_under_the_name_of_its_rollout(tmp_path: Path) -> No
             "verdict_reason": "",
             "centred": 0.5,
             "advantage": 1.0,
+            "recomputed_old_logprobs": [-1.25, -0.5],
             "reference_logprobs": [-1.5, -2.0],
             "reference_version": 7,
             "loss_tokens": 2,
@@ -121,6 +125,7 @@ def test_a_decision_is_a_row_under_the_name_of_its_rollout(tmp_path: Path) -> No
             "verdict_reason": "all 4 scored members earned 1.0",
             "centred": None,
             "advantage": None,
+            "recomputed_old_logprobs": None,
             "reference_logprobs": None,
             "reference_version": None,
             "loss_tokens": 0,

@@ -10,20 +10,16 @@ from typing import get_args
 import pytest
 import torch
 from fixtures_policy import scored_group
+from torch import Tensor
 
-from grpo.maths.grpo_loss import grpo_loss, mean_metrics
+from grpo.maths.grpo_loss import grpo_loss
 from grpo.records import FinishReason, Score, ScoredRollout, ToolCall
 from grpo.rewards import RewardComponent
 from grpo.rollouts.flat_groups import DrawnGroup, judge_draw, judge_group
 from grpo.rollouts.reward_transform import RewardTransform, reward_of
-from grpo.training.round_metrics import (
-    SLICE_METRICS,
-    PhaseClock,
-    advantage_metrics,
-    is_accepted,
-    rollout_metrics,
-    round_counts,
-)
+from grpo.training.phase_clock import PhaseClock
+from grpo.training.round_metrics import is_accepted, rollout_metrics, round_counts
+from grpo.training.update_metrics import advantage_metrics, loss_metrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -240,8 +236,8 @@ def test_slices_have_the_metrics_of_their_own_groups() -> None:
     metrics = rollout_metrics([*sums, *words], weighing(made=1.0))
     for name, groups in (("sums", sums), ("words", words)):
         alone = rollout_metrics(groups, weighing(made=1.0))
-        for metric in SLICE_METRICS:
-            assert metrics[f"slice/{name}/{metric}"] == alone[metric]
+        own = {metric.removeprefix(f"slice/{name}/"): value for metric, value in metrics.items()}
+        assert {metric: own[metric] for metric in alone} == alone
     assert metrics["slice/sums/groups/mixed"] == 0.5
     assert metrics["slice/sums/reward/acceptance"] == 0.75
     assert metrics["slice/words/length/truncated"] == 1.0
@@ -331,14 +327,15 @@ def test_every_metric_is_documented_and_every_documented_one_is_there() -> None:
     of_the_module = {"groups/in_update", "groups/draws", "tokens/in_loss"}
     of_the_module |= {"loss/gradient_norm", "loss/learning_rate", "loss/updates"}
     emitted = {*everything_emitted()} | of_the_module
-    assert documented() - {"validation/<metric>"} == emitted
+    by_slice = {name for name in emitted if name.startswith("slice/") and not name.endswith("/advantage/share")}
+    assert documented() - {"validation/<metric>", "slice/<slice>/<metric>"} == emitted - by_slice
+    told_whole = {name.split("/", 2)[2] for name in by_slice}
+    assert told_whole == {name for name in emitted - by_slice - of_the_module if not is_of_the_whole_round(name)}
 
 
-def test_the_document_names_the_metrics_told_by_slice() -> None:
-    [row] = [
-        line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `slice/<slice>/<")
-    ]
-    assert re.findall(r"`([^`]+)`", row)[1:] == list(SLICE_METRICS)
+def is_of_the_whole_round(name: str) -> bool:
+    """What the document says is not told by slice."""
+    return name.startswith(("seconds/", "advantage/", "slice/"))
 
 
 def documented() -> set[str]:
@@ -351,12 +348,11 @@ def documented() -> set[str]:
         "<reason>": list(get_args(FinishReason)),
         "<phase>": ["rollout", "reward", "record", "update"],
         "<slice>": ["a", "b"],
-        "<metric>": list(SLICE_METRICS),
     }
     expanded = set()
     for name in names:
         parts = [stands_for.get(part, [part]) for part in name.split("/")]
-        expanded |= {name} if name.startswith("validation/") else {"/".join(choice) for choice in product(*parts)}
+        expanded |= {name} if name.endswith("<metric>") else {"/".join(choice) for choice in product(*parts)}
     return expanded
 
 
@@ -368,6 +364,9 @@ def everything_emitted() -> set[str]:
     for name in ("a", "b"):
         members = in_slice(name, scored_group([1.0, 0.0]))
         for index, member in enumerate(members):
+            member = replace(
+                member, components={n: replace(c, parts={"answer": "1"}) for n, c in member.components.items()}
+            )
             steps = transform.steps(member.components, components, length=3, invalid_tool_calls=index)
             rollout = replace(member.rollout, tool_calls=(ToolCall("sum", "?", "not a sum", False),) * index)
             members[index] = replace(member, rollout=rollout, steps=steps, reward=reward_of(steps))
@@ -380,25 +379,55 @@ def everything_emitted() -> set[str]:
         *rollout_metrics(groups, components),
         *advantage_metrics(groups, torch.ones(2, 2), [True, True]),
         *clock.metrics(),
-        *(f"loss/{name}" for name in loss_metrics()),
+        *loss_metrics([(["a", "b"], every_loss_metric())]),
     }
 
 
-def loss_metrics() -> dict[str, float]:
-    ones, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
-    return mean_metrics(
-        [
-            grpo_loss(
-                -ones,
-                -ones,
-                torch.ones(1),
-                mask,
-                reference_logprobs=-ones,
-                dual_clip=3.0,
-                kl_beta=0.1,
-                entropy=ones,
-                sampling_logprobs=-ones,
-                mismatch_cap=2.0,
-            )
-        ]
+def every_loss_metric() -> dict[str, Tensor]:
+    ones, mask = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool)
+    output = grpo_loss(
+        -ones,
+        -ones,
+        torch.ones(2),
+        mask,
+        reference_logprobs=-ones,
+        dual_clip=3.0,
+        kl_beta=0.1,
+        entropy=ones,
+        sampling_logprobs=-ones,
+        mismatch_cap=2.0,
     )
+    return output.metrics
+
+
+def test_the_loss_by_slice_is_that_of_the_slices_rows_alone() -> None:
+    torch.manual_seed(0)
+    policy, old, reference = -torch.rand(3, 6, 4)
+    advantages, mask = torch.randn(6), torch.rand(6, 4) < 0.7
+
+    def metrics_of(rows: list[int]) -> dict[str, Tensor]:
+        return grpo_loss(
+            policy[rows], old[rows], advantages[rows], mask[rows], reference_logprobs=reference[rows], clip_low=0.05
+        ).metrics
+
+    together = loss_metrics([(["a", "b", "a"], metrics_of([0, 1, 2])), (["b", "b", "a"], metrics_of([3, 4, 5]))])
+    for name, rows in (("a", [0, 2, 5]), ("b", [1, 3, 4])):
+        alone = loss_metrics([([name] * 3, metrics_of(rows))])
+        assert not [metric for metric in alone if metric.startswith("slice/")]
+        own = {m.removeprefix(f"slice/{name}/"): v for m, v in together.items() if m.startswith(f"slice/{name}/")}
+        assert own == pytest.approx(alone, rel=1e-12)
+    assert together["loss/clip_fraction_low"] > 0
+    assert together["slice/a/loss/tokens"] + together["slice/b/loss/tokens"] == together["loss/tokens"]
+
+
+def test_distinct_answers_are_those_that_were_read_however_they_are_written() -> None:
+    def answering(*answers: str | None) -> list[ScoredRollout]:
+        members = scored_group([1.0] * len(answers))
+        scores = [Score(1.0, parts={"answer": answer}) for answer in answers]
+        return [replace(m, components={"made": score}) for m, score in zip(members, scores, strict=True)]
+
+    assert rollout_metrics([answering("5", "5", "6", None)])["groups/distinct_answers"] == 2.0
+    assert rollout_metrics([answering("5", "5"), answering(None, None)])["groups/distinct_answers"] == 0.5
+    silent = scored_group([1.0, 0.0])
+    assert "groups/distinct_answers" not in rollout_metrics([silent])
+    assert rollout_metrics([silent, answering("5", "7")])["groups/distinct_answers"] == 2.0

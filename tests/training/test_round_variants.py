@@ -40,7 +40,7 @@ from grpo.rollouts.prompts import PromptTemplate
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import SamplingSettings
 from grpo.rollouts.tools import Tool, ToolSettings
-from grpo.training import grpo_module
+from grpo.training import grpo_module, round_update
 from grpo.training.settings import LossSettings, RoundSettings
 
 # Flat groups that are drawn again
@@ -255,7 +255,7 @@ def test_every_completion_of_a_group_over_variants_is_trained_behind_its_own_pro
 def test_the_mean_over_groups_counts_a_group_over_variants_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses = watch(monkeypatch, grpo_module, "grpo_loss")
+    losses = watch(monkeypatch, round_update, "grpo_loss")
     run = run_over_variants(tmp_path, loss=LossSettings(reduction="group_mean"), rounds=1).go()
     expected = []
     for group in by_group(run.joined()).values():
@@ -356,7 +356,7 @@ def called_rows(rows: list[Row]) -> list[Row]:
 def test_what_a_tool_put_in_is_in_the_context_and_not_in_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses = watch(monkeypatch, grpo_module, "grpo_loss")
+    losses = watch(monkeypatch, round_update, "grpo_loss")
     run = run_with_tools(tmp_path)
     found = gradient(run)
     rows = run.joined()

@@ -27,22 +27,23 @@ from grpo.rollouts import sampling, tool_turns
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import SamplingSettings
 from grpo.rollouts.tools import ToolSettings
-from grpo.training import grpo_module, policy_update, prompt_group_datamodule, run_loggers
+from grpo.training import draw_groups, grpo_module, policy_update, prompt_group_datamodule, round_update, run_loggers
 from grpo.training.checkpoints import StreamingCheckpointIO
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.prompt_group_datamodule import PromptGroupDataModule
+from grpo.training.round_update import RoundUpdate
 from grpo.training.run_loggers import WandbSettings
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings
 
 WATCHED: dict[str, tuple[Any, str]] = {
-    "loss": (grpo_module, "grpo_loss"),
+    "loss": (round_update, "grpo_loss"),
     "advantages": (grpo_module, "group_advantages"),
     "centred": (grpo_module, "centred_rewards"),
-    "update": (GRPOModule, "_update"),
-    "scored": (grpo_module, "completion_logprobs"),
-    "judged": (grpo_module, "judge_draw"),
+    "update": (RoundUpdate, "run"),
+    "scored": (round_update, "completion_logprobs"),
+    "judged": (draw_groups, "judge_draw"),
     "failures": (grpo_module, "refuse_failures"),
-    "parts": (grpo_module, "split_minibatches"),
+    "parts": (round_update, "split_minibatches"),
     "weights": (policy_update, "token_weights"),
     "micro_batches": (policy_update, "micro_batches"),
     "clipped": (torch.nn.utils, "clip_grad_norm_"),
@@ -93,7 +94,7 @@ class Evidence:
 
     @property
     def module(self) -> GRPOModule:
-        module: GRPOModule = self.calls["update"][0]["self"]
+        module: GRPOModule = self.calls["update"][0]["self"].module
         return module
 
     @property

@@ -34,9 +34,10 @@ from grpo.rewards import RewardComponent
 from grpo.rollouts.policies import LoadedPolicy, load_policy
 from grpo.rollouts.sampling import SamplingSettings
 from grpo.run_identity import weights_digest
-from grpo.training import grpo_module
+from grpo.training import grpo_module, round_update
 from grpo.training.checkpoints import newest_checkpoint
 from grpo.training.grpo_module import GRPOModule
+from grpo.training.round_update import RoundUpdate
 from grpo.training.settings import LossSettings, OptimizerSettings, RoundSettings
 
 KEEP = RoundSettings(group_size=4, flat_groups="keep")
@@ -93,8 +94,8 @@ def advantages_by_hand(rows: list[Row]) -> dict[str, float]:
 def test_every_pass_and_part_of_a_round_has_its_groups_advantages_and_the_sampling_policys_logprobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Any, old_logprobs: Any
 ) -> None:
-    backward, losses = watch(monkeypatch, GRPOModule, "_backward"), watch(monkeypatch, grpo_module, "grpo_loss")
-    scored = watch(monkeypatch, GRPOModule, "_logprobs_of")
+    backward, losses = watch(monkeypatch, RoundUpdate, "_backward"), watch(monkeypatch, round_update, "grpo_loss")
+    scored = watch(monkeypatch, RoundUpdate, "_logprobs_of")
     steps = replace(KEEP, epochs=2, minibatches=2, minibatch_split=split)
     run = Run(tmp_path, round=steps, rounds=1, groups=4, loss=LossSettings(old_logprobs=old_logprobs)).go()
     assert run.trainer.global_step == run.metrics[0]["loss/updates"] == 4
@@ -111,6 +112,8 @@ def test_every_pass_and_part_of_a_round_has_its_groups_advantages_and_the_sampli
         first, second = old[row["rollout_id"]]
         assert first == second
         assert first == pytest.approx(row["old_logprobs"], abs=1e-4 if old_logprobs == "recomputed" else 0)
+        # The record holds what stood under the ratio, to the last bit.
+        assert row["recomputed_old_logprobs"] == (first if old_logprobs == "recomputed" else None)
     by_policy = [call for call in scored if call["model"] is run.module.policy]
     assert len(by_policy) == (old_logprobs == "recomputed")
     for call in by_policy:
@@ -123,7 +126,7 @@ def test_every_pass_and_part_of_a_round_has_its_groups_advantages_and_the_sampli
 
 @pytest.mark.parametrize("split", ["groups", "rows"])
 def test_only_a_split_by_rows_cuts_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Any) -> None:
-    parts = watch(monkeypatch, grpo_module, "split_minibatches")
+    parts = watch(monkeypatch, round_update, "split_minibatches")
     run = Run(tmp_path, round=replace(KEEP, epochs=2, minibatches=2, minibatch_split=split), rounds=1, groups=4).go()
     assert len(parts) == 2
     assert len({call["key"] for call in parts}) == 2
@@ -141,7 +144,7 @@ def test_only_a_split_by_rows_cuts_groups(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_first_step_of_a_round_has_ratio_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_logprobs: Any, minibatches: int, bound: float
 ) -> None:
-    losses = watch(monkeypatch, grpo_module, "grpo_loss")
+    losses = watch(monkeypatch, round_update, "grpo_loss")
     run = Run(tmp_path, round=replace(KEEP, minibatches=minibatches), loss=LossSettings(old_logprobs=old_logprobs))
     run.go()
     assert len(losses) == 2 * minibatches
@@ -172,7 +175,7 @@ def gradients_of_micro_batches(folder: Path, reduction: Any) -> list[Tensor]:
             groups=4,
         )
         with pytest.MonkeyPatch.context() as patch:
-            micro_batches = watch(patch, GRPOModule, "_backward")
+            micro_batches = watch(patch, RoundUpdate, "_backward")
             found.append(gradient(run))
         assert len(micro_batches) == expected
     assert found[0].norm() > 1e-3
@@ -227,7 +230,7 @@ def test_an_entropy_bonus_adds_its_own_gradient_and_nothing_else(tmp_path: Path)
 def test_an_entropy_that_is_only_measured_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = gradient(Run(tmp_path, round=KEEP, rounds=1))
     real = maths.grpo_loss
-    monkeypatch.setattr(grpo_module, "grpo_loss", lambda *args, **kwargs: real(*args, **kwargs | {"entropy": None}))
+    monkeypatch.setattr(round_update, "grpo_loss", lambda *args, **kwargs: real(*args, **kwargs | {"entropy": None}))
     assert torch.equal(gradient(Run(tmp_path, round=KEEP, rounds=1)), measured)
 
 
@@ -236,7 +239,7 @@ def test_where_a_cut_changed_what_was_sampled_the_correction_is_the_capped_mass_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: float | None
 ) -> None:
     policy_folder(tmp_path / "policy", spread=0.5)
-    backward, losses = watch(monkeypatch, GRPOModule, "_backward"), watch(monkeypatch, grpo_module, "grpo_loss")
+    backward, losses = watch(monkeypatch, RoundUpdate, "_backward"), watch(monkeypatch, round_update, "grpo_loss")
     loss = LossSettings(kl_beta=0.0, mismatch_cap=cap, old_logprobs="recorded")
     sampling = SamplingSettings(max_new_tokens=6, top_p=0.7)
     run = Run(tmp_path, sampling=sampling, round=KEEP, loss=loss, rounds=1)
@@ -325,7 +328,7 @@ def test_flat_groups_left_out_of_the_kl_term_stay_in_the_denominators(
     calls = {}
     for feels in (True, False):
         with monkeypatch.context() as patch:
-            calls[feels] = watch(patch, grpo_module, "grpo_loss")
+            calls[feels] = watch(patch, round_update, "grpo_loss")
             loss = LossSettings(kl_on_flat_groups=feels)
             run = Run(tmp_path, {"r": RewardComponent(check)}, round=KEEP, loss=loss, rounds=1).go(ShiftedReference())
     [left_out], [let_in] = calls[False], calls[True]
@@ -384,7 +387,7 @@ def test_a_reference_is_refreshed_from_the_policy_after_every_so_many_rounds(tmp
 
 
 def test_a_reference_is_the_policy_in_the_round_of_its_refresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = watch(monkeypatch, grpo_module, "grpo_loss")
+    losses = watch(monkeypatch, round_update, "grpo_loss")
     Run(tmp_path, round=KEEP, loss=LossSettings(reference_refresh_rounds=2), rounds=5).go()
     alike = [
         float((call["reference_logprobs"] - call["old_logprobs"])[call["mask"]].abs().max()) < 1e-5 for call in losses
@@ -412,15 +415,15 @@ def refreshing_run(folder: Path) -> Path:
 
 @pytest.fixture
 def killed_in_round_three(tmp_path: Path) -> Iterator[Path]:
-    real: Callable[..., Any] = GRPOModule._update
+    real: Callable[..., Any] = RoundUpdate.run
 
-    def dying(self: GRPOModule, *args: Any) -> Any:
-        if self.trainer.fit_loop.epoch_loop.batch_idx == 3:
+    def dying(self: RoundUpdate, *args: Any) -> Any:
+        if self.module.trainer.fit_loop.epoch_loop.batch_idx == 3:
             raise Killed
         return real(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GRPOModule, "_update", dying)
+        patch.setattr(RoundUpdate, "run", dying)
         with pytest.raises(Killed):
             refreshing_run(tmp_path / "killed")
     return tmp_path / "killed"
@@ -466,7 +469,7 @@ def test_no_pass_is_made_that_nothing_needs(
     passes_of_the_reference: int,
 ) -> None:
     """Three groups of four, a micro-batch each."""
-    calls = watch(monkeypatch, grpo_module, "completion_logprobs")
+    calls = watch(monkeypatch, round_update, "completion_logprobs")
     run = Run(
         tmp_path,
         round=RoundSettings(group_size=4, flat_groups="keep", **round_settings),

@@ -28,7 +28,7 @@ from grpo.maths.loss_checks import (
     check_shapes,
     counted_tokens,
 )
-from grpo.maths.loss_metrics import LossOutput, mean_metrics, ratio_metrics, total
+from grpo.maths.loss_metrics import LossOutput, mean_metrics, ratio_metrics, row_sums
 from grpo.maths.token_weights import Reduction, token_weights
 
 __all__ = [
@@ -137,7 +137,7 @@ def grpo_loss(
     policy, old = _filled(policy_logprobs, counted, dtype), _filled(old_logprobs.detach(), counted, dtype)
     log_ratio, units = _log_ratio(policy - old, counted, ratio)
     per_token, metrics = _policy_term(log_ratio, advantages, units, clip_low, clip_high, dual_clip)
-    metrics |= {"tokens": counted.sum(), "rows": counted.any(dim=1).sum()}
+    metrics |= {"tokens": counted.sum(dim=1), "rows": counted.any(dim=1)}
     if sampling_logprobs is not None:
         log_mismatch = old - _filled(sampling_logprobs.detach(), counted, dtype)
         correction, mismatch_metrics = _mismatch(log_mismatch, counted, mismatch_cap)
@@ -152,7 +152,7 @@ def grpo_loss(
             per_token = per_token + kl_beta * kl
     if entropy is not None:
         nats = _filled(entropy, counted, dtype)
-        metrics["entropy_sum"] = total(nats)
+        metrics["entropy_sum"] = row_sums(nats)
         if entropy_bonus > 0.0:
             per_token = per_token - entropy_bonus * nats
     weights = _update_weights(token_weights, counted, reduction, group_ids, constant_length)
@@ -183,7 +183,7 @@ def _policy_term(
     if dual_clip is not None:
         term = torch.minimum(term, dual_clip * advantage.abs())  # a positive advantage's term is below 0 anyway
     metrics = ratio_metrics(ratio, clipped, advantage, units, dual_clip)
-    return term, metrics | {"ratio_bounded": (log_ratio > LOG_RATIO_BOUND).sum()}
+    return term, metrics | {"ratio_bounded": (log_ratio > LOG_RATIO_BOUND).sum(dim=1)}
 
 
 def _kl(log_reference_ratio: Tensor, counted: Tensor, estimator: KLEstimator) -> tuple[Tensor, dict[str, Tensor]]:
@@ -201,7 +201,11 @@ def _kl(log_reference_ratio: Tensor, counted: Tensor, estimator: KLEstimator) ->
     else:
         # expm1 keeps the digits that exp(d) - 1 loses near 0; what rounding is left must not go below 0
         kl = (d.clamp(max=LOG_RATIO_BOUND).expm1() + _tangent(d) - d).clamp(min=0.0)
-    return kl, {"kl_sum": total(kl), "kl_tokens": counted.sum(), "kl_bounded": (d > LOG_RATIO_BOUND).sum()}
+    return kl, {
+        "kl_sum": row_sums(kl),
+        "kl_tokens": counted.sum(dim=1),
+        "kl_bounded": (d > LOG_RATIO_BOUND).sum(dim=1),
+    }
 
 
 def _mismatch(log_mismatch: Tensor, counted: Tensor, cap: float | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -210,11 +214,11 @@ def _mismatch(log_mismatch: Tensor, counted: Tensor, cap: float | None) -> tuple
     ``log_mismatch`` is ``old - sampling``, detached, and 0 where nothing counts.
     """
     distance = log_mismatch.abs()
-    metrics = {"mismatch_sum": total(distance), "mismatch_max": distance.amax()}
+    metrics = {"mismatch_sum": row_sums(distance), "mismatch_max": distance.amax(dim=1)}
     if cap is None:
         return torch.ones_like(log_mismatch), metrics
     weight = log_mismatch.clamp(max=LOG_RATIO_BOUND).exp()
-    return weight.clamp(max=cap), metrics | {"mismatch_capped": ((weight > cap) & counted).sum()}
+    return weight.clamp(max=cap), metrics | {"mismatch_capped": ((weight > cap) & counted).sum(dim=1)}
 
 
 def _tangent(exponent: Tensor) -> Tensor:

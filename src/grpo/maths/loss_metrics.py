@@ -16,13 +16,18 @@ class LossOutput:
 
     Args:
         loss: scalar with a gradient; already weighted, so micro-batches *sum*.
-        metrics: detached scalars: counts and float64 sums, except that names in ``_min`` and ``_max``
-            hold extremes (of no meaning where nothing was counted). Which names there are depends on the
-            options alone, so that processes can reduce them side by side; ``mean_metrics`` reads them.
+        metrics: ``[N]`` each, detached, a value a row: counts and float64 sums, except that names in ``_min``
+            and ``_max`` hold extremes (of no meaning where nothing was counted). Which names there are depends
+            on the options alone, so that processes can put theirs side by side; ``mean_metrics`` reads them.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
+
+    def of_rows(self, rows: Sequence[int]) -> LossOutput:
+        """The metrics of these rows alone, such as those of one slice."""
+        chosen = torch.tensor(rows, dtype=torch.long)
+        return LossOutput(self.loss, {name: values.cpu()[chosen] for name, values in self.metrics.items()})
 
 
 # reported name -> what was summed, and what it was counted over
@@ -60,10 +65,9 @@ def mean_metrics(outputs: Sequence[LossOutput]) -> dict[str, float]:
     """
     collected: dict[str, list[float]] = {}
     for output in outputs:
-        values = torch.stack([value.to(torch.float64) for value in output.metrics.values()]).tolist()
-        for name, value in zip(output.metrics, values, strict=True):
-            collected.setdefault(name, []).append(value)
-    merged = {name: _how_to_merge(name)(values) for name, values in collected.items()}
+        for name, values in output.metrics.items():
+            collected.setdefault(name, []).extend(values.tolist())
+    merged = {name: _how_to_merge(name)(values) for name, values in collected.items() if values}
     means = {name: merged[name] for name in merged if name in ("tokens", "rows")}
     for name, (value, count) in _MEANS.items():
         if value in merged and merged[count] > 0:
@@ -84,18 +88,18 @@ def ratio_metrics(
 ) -> dict[str, Tensor]:
     """What the clipping did, over the ``units`` (tokens, or rows) that count; their advantage is 0 elsewhere."""
     metrics = {
-        "ratios": units.sum(),
-        "ratio_sum": total(ratio.where(units, 0.0)),
-        "ratio_min": ratio.where(units, math.inf).amin(),
-        "ratio_max": ratio.where(units, -math.inf).amax(),
-        "clipped_low": ((clipped > ratio) & (advantage < 0)).sum(),
-        "clipped_high": ((clipped < ratio) & (advantage > 0)).sum(),
+        "ratios": units.sum(dim=1),
+        "ratio_sum": row_sums(ratio.where(units, 0.0)),
+        "ratio_min": ratio.where(units, math.inf).amin(dim=1),
+        "ratio_max": ratio.where(units, -math.inf).amax(dim=1),
+        "clipped_low": ((clipped > ratio) & (advantage < 0)).sum(dim=1),
+        "clipped_high": ((clipped < ratio) & (advantage > 0)).sum(dim=1),
     }
     if dual_clip is not None:
-        metrics["dual_clipped"] = ((ratio > dual_clip) & (advantage < 0)).sum()
-    return metrics
+        metrics["dual_clipped"] = ((ratio > dual_clip) & (advantage < 0)).sum(dim=1)
+    return {name: values.detach() for name, values in metrics.items()}
 
 
-def total(values: Tensor) -> Tensor:
-    """The sum, in float64 so that those of micro-batches add up to that of the whole batch."""
-    return values.detach().sum(dtype=torch.float64)
+def row_sums(values: Tensor) -> Tensor:
+    """``[N]`` of ``[N, T]``, in float64 so that those of micro-batches add up to that of the whole batch."""
+    return values.detach().sum(dim=1, dtype=torch.float64)

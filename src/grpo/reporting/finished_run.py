@@ -38,6 +38,7 @@ ROLLOUT_COLUMNS = (
     "tool_calls",
     "finish_reason",
     "reward_raw",
+    "reward_parts",
     "reward_weighted",
     "reward_steps",
     "reward",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, SamplingPolicy, Score, ScoredRollout, ToolCall
@@ -58,7 +60,11 @@ def scored_rollout(row: Row) -> ScoredRollout:
 def component_scores(row: Row) -> dict[str, Score]:
     """Each component's score. In a scored rollout one without a value did not apply, or it would be unscored."""
     without = Score.unscorable(row["unscored_reason"] or "") if row["reward"] is None else Score.not_applicable("")
-    return {name: without if value is None else Score(value) for name, value in row["reward_raw"]}
+    parts = {name: json.loads(line) for name, line in row["reward_parts"]}
+    return {
+        name: replace(without if value is None else Score(value), parts=parts.get(name, {}))
+        for name, value in row["reward_raw"]
+    }
 
 
 def rollout_key(row: Row, seed: int) -> RolloutKey:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from grpo.reporting.recorded_groups import Members, Row, first_draws, scored_members
 from grpo.rewards import RewardComponent
 from grpo.rollouts.flat_groups import GroupVerdict
-from grpo.training.round_metrics import advantage_metrics, rollout_metrics
+from grpo.training.round_metrics import rollout_metrics
+from grpo.training.update_metrics import advantage_metrics
 
 
 def round_values(

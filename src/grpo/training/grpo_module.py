@@ -11,28 +11,27 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from grpo.maths.group_advantages import centred_rewards, group_advantages
-from grpo.maths.grpo_loss import LossOutput, grpo_loss, mean_metrics
-from grpo.records import PromptGroup, Purpose, Rollout, RolloutKey, ScoredRollout
+from grpo.records import ScoredRollout
 from grpo.rewards import RewardComponent
 from grpo.rewards.judging import Judges
-from grpo.rollouts.flat_groups import DrawnGroup, has_failed, judge_draw, refuse_failed
-from grpo.rollouts.group_keys import require_one_group
-from grpo.rollouts.policies import completion_logprobs, load_policy
+from grpo.rollouts.flat_groups import DrawnGroup, has_failed, refuse_failed
+from grpo.rollouts.policies import load_policy
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import Sampler, SamplingSettings
-from grpo.rollouts.score_rollouts import refuse_failures, score_rollouts, validate_components
-from grpo.training.policy_update import MicroBatch, UpdateRow, is_counted, plan_update, split_minibatches, update_rows
+from grpo.rollouts.score_rollouts import refuse_failures, validate_components
+from grpo.training.draw_groups import GroupSource
+from grpo.training.phase_clock import PhaseClock
+from grpo.training.policy_update import UpdateRow, is_counted, update_rows
 from grpo.training.prompt_group_datamodule import RoundOfGroups
 from grpo.training.rollout_log import RolloutLog, Table
 from grpo.training.round_decisions import round_decisions
-from grpo.training.round_metrics import PhaseClock, advantage_metrics, rollout_metrics, round_counts
+from grpo.training.round_metrics import rollout_metrics, round_counts
+from grpo.training.round_update import RoundUpdate
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings, check_together
-from grpo.training.strategies import all_processes, require_whole_weights, step_optimizer, summed_gradients
-
-Logprobs = dict[str, tuple[float, ...]]
+from grpo.training.strategies import all_processes, require_whole_weights
+from grpo.training.update_metrics import advantage_metrics
 
 
 class GRPOModule(L.LightningModule):
@@ -87,10 +86,21 @@ class GRPOModule(L.LightningModule):
         require_whole_weights(self)
         self.loaded = load_policy(self.policy_folder)
         self.policy = self.loaded.model.train()
-        self.sampler = Sampler(self.policy, self.loaded.tokenizer, self.loaded.end_token_ids, self.sampling)
+        sampler = Sampler(self.policy, self.loaded.tokenizer, self.loaded.end_token_ids, self.sampling)
+        self.groups = GroupSource(sampler, self.components, self.judges, self.reward_transform, self.round, self.seed)
         self.reference = None
         if self.loss_settings.kl_beta > 0:
             self.reference = load_policy(self.policy_folder).model.eval().requires_grad_(False)
+        self.round_update = RoundUpdate(
+            self,
+            self.policy,
+            self.reference,
+            self.round,
+            self.loss_settings,
+            self.optimizer_settings,
+            self.sampling.temperature,
+            self.seed,
+        )
 
     def teardown(self, stage: str) -> None:
         """End the processes that rewards ran in."""
@@ -107,7 +117,7 @@ class GRPOModule(L.LightningModule):
         clock = PhaseClock()
         with clock.phase("update"):
             self._refresh_reference(batch.round)
-        draws = self._draw_groups(batch, clock)
+        draws = self.groups.draw(batch, self.trainer.global_step, clock)
         with clock.phase("record"):
             self._write_rollouts(batch.round, [draw.members for group in draws for draw in group])
             everywhere = all_processes(draws)
@@ -121,19 +131,21 @@ class GRPOModule(L.LightningModule):
             last = [] if has_failed(all_draws) else [group[-1] for group in draws]
             rows = update_rows(last, advantages[mine], self.loss_settings)
             self._set_learning_rate(batch.round)
-            reference, metrics = self._update(rows, draws[0][-1].members, batch.round)
+            outcome = self.round_update.run(rows, draws[0][-1].members, batch.round)
         with clock.phase("record"):
-            decided = round_decisions(draws, centred[mine], advantages[mine], rows, reference, self.reference_version)
+            decided = round_decisions(
+                draws, centred[mine], advantages[mine], rows, outcome.old, outcome.reference, self.reference_version
+            )
             if self.rollout_log is not None:
                 self.rollout_log.write_updates(batch.round, decided)
             refuse_failed(all_draws)
-            metrics |= self._count(everywhere, advantages, rows)
+            metrics = outcome.metrics | self._count(everywhere, advantages, rows)
         self._log_round(batch.round, metrics | clock.metrics())
 
     def validation_step(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """The same rewards on the validation split, sampled under keys of its own."""
         batch = RoundOfGroups(self.trainer.fit_loop.epoch_loop.batch_idx, batch.groups)
-        scored = self._score(self._sample(batch, "validation", self.round.validation_samples))
+        scored = self.groups.draw_validation(batch, self.trainer.global_step)
         self._write_rollouts(batch.round, scored, table="validation")
         gathered = [group for part in all_processes(scored) for group in part]
         refuse_failures([member for group in gathered for member in group], self.round.max_failure_share)
@@ -164,56 +176,6 @@ class GRPOModule(L.LightningModule):
             self.reference.load_state_dict(self.policy.state_dict())
             self.reference_version = self.trainer.global_step
 
-    def _draw_groups(self, batch: RoundOfGroups, clock: PhaseClock) -> list[list[DrawnGroup]]:
-        """The draws of each group, the last of which is the one that counts.
-
-        Only under ``resample`` can there be more than one. Draws follow from this process's groups alone, so
-        processes need not wait for each other here.
-        """
-        settings = self.round
-        draws: list[list[DrawnGroup]] = [[] for _ in range(len(batch.groups) // batch.variants)]
-        pending = list(range(len(draws)))
-        for draw in range(settings.max_draws):
-            again = RoundOfGroups(batch.round, [g for i in pending for g in batch.of_group(i)], batch.variants)
-            with clock.phase("rollout"):
-                rollouts = self._sample(again, "train", settings.group_size, draw)
-            with clock.phase("reward"):
-                for i, members in zip(pending, self._score(rollouts), strict=True):
-                    verdict = judge_draw(members, settings.flat_groups, draw, settings.max_draws, settings.at_limit)
-                    draws[i].append(DrawnGroup(tuple(members), verdict))
-            pending = [i for i in pending if draws[i][-1].verdict.verdict == "resampled"]
-            if not pending:
-                break
-        return draws
-
-    def _sample(self, batch: RoundOfGroups, purpose: Purpose, group_size: int, draw: int = 0) -> list[list[Rollout]]:
-        """The rollouts of each group; the variants of a prompt share a group's evenly."""
-        keys = [self._key(prompt, purpose, batch.round, draw) for prompt in batch.groups]
-        version = self.trainer.global_step
-        parts = self.sampler.sample(batch.groups, keys, group_size // batch.variants, version)
-        size = batch.variants
-        groups = [[r for part in parts[i : i + size] for r in part] for i in range(0, len(parts), size)]
-        for group in groups:
-            require_one_group(group, self.round.group_unit)
-        return groups
-
-    def _key(self, group: PromptGroup, purpose: Purpose, round_index: int, draw: int) -> RolloutKey:
-        return RolloutKey(
-            self.seed, purpose, round_index, group.problem.id, group.template_id, group.occurrence, draw=draw
-        )
-
-    def _score(self, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
-        """Failures are let through here, to be recorded before they are refused."""
-        scored = score_rollouts(
-            [rollout for group in groups for rollout in group],
-            self.components,
-            transform=self.reward_transform,
-            max_failure_share=1.0,
-            judges=self.judges,
-        )
-        rest = iter(scored)
-        return [[next(rest) for _ in group] for group in groups]
-
     def _my_groups(self, groups_of_processes: Sequence[int]) -> slice:
         start = sum(groups_of_processes[: self.global_rank])
         return slice(start, start + groups_of_processes[self.global_rank])
@@ -228,91 +190,6 @@ class GRPOModule(L.LightningModule):
         settings = self.advantage_settings
         centred = centred_rewards(rewards, scored=scored, baseline=settings.baseline)
         return centred, group_advantages(rewards, scored=scored, **settings.options())
-
-    def _update(
-        self, rows: list[UpdateRow], spare: Sequence[ScoredRollout], round_index: int
-    ) -> tuple[Logprobs, dict[str, float]]:
-        """Move the policy; give the reference's log-probabilities by rollout, and metrics."""
-        settings = self.round
-        everything = self._plan(rows, spare)
-        if not everything:
-            return {}, {}
-        reference = self._logprobs_of(self.reference, everything) if self.reference is not None else {}
-        recomputed = self.loss_settings.old_logprobs == "recomputed"
-        old = self._logprobs_of(self.policy, everything) if recomputed and settings.minibatches > 1 else {}
-        outputs: list[LossOutput] = []
-        norms: list[float] = []
-        for epoch in range(settings.epochs):
-            for minibatch in split_minibatches(rows, settings, f"{self.seed}/{round_index}/{epoch}"):
-                plan = self._plan(minibatch, spare)
-                if not plan:
-                    continue
-                with summed_gradients(self):
-                    outputs += [self._backward(micro, old, reference) for micro in plan]
-                norms.append(step_optimizer(self, self.optimizer_settings.max_gradient_norm))
-        metrics = self._loss_metrics(outputs) | {"loss/gradient_norm": max(norms), "loss/updates": float(len(norms))}
-        return reference, metrics | {"loss/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"]}
-
-    def _plan(self, rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout]) -> list[MicroBatch]:
-        micro_batches = plan_update(rows, spare, self.loss_settings, self.optimizer_settings.micro_batch_rows)
-        return [micro.to(self.device) for micro in micro_batches]
-
-    @torch.no_grad()
-    def _logprobs_of(self, model: PreTrainedModel, plan: Sequence[MicroBatch]) -> Logprobs:
-        """By rollout, so that updates can be cut in other ways than the plan."""
-        return {name: row for micro in plan for name, row in micro.rows(self._logprobs(model, micro)[0]).items()}
-
-    def _logprobs(
-        self, model: PreTrainedModel, micro: MicroBatch, entropy_gradient: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        batch = micro.batch
-        return completion_logprobs(
-            model,
-            batch.prompts,
-            batch.prompt_mask,
-            batch.completions,
-            batch.mask,
-            self.sampling.temperature,
-            batch.rows_per_prompt,
-            entropy_gradient,
-        )
-
-    def _backward(self, micro: MicroBatch, old: Logprobs, reference: Logprobs) -> LossOutput:
-        """Add one micro-batch's part to the gradient.
-
-        The first pass over a rollout that no update has preceded runs at the weights that sampled: its own
-        log-probabilities then are the old ones, to the last bit, and later passes find them in ``old``.
-        """
-        settings = self.loss_settings
-        logprobs, entropy = self._logprobs(self.policy, micro, settings.entropy_bonus > 0)
-        if settings.old_logprobs == "recorded":
-            old_logprobs = micro.batch.recorded_logprobs
-        else:
-            if micro.rollout_ids[0] not in old:
-                old.update(micro.rows(logprobs))
-            old_logprobs = micro.tensor(old)
-        output = grpo_loss(
-            logprobs,
-            old_logprobs,
-            micro.advantages,
-            micro.counted,
-            reference_logprobs=micro.tensor(reference) if reference else None,
-            token_weights=micro.weights,
-            kl_mask=micro.kl_counted,
-            entropy=entropy,
-            sampling_logprobs=micro.batch.sampling_logprobs,
-            **settings.options(),
-        )
-        self.manual_backward(output.loss)
-        return output
-
-    @staticmethod
-    def _loss_metrics(outputs: Sequence[LossOutput]) -> dict[str, float]:
-        # On the processor: gathered as they are, every process would open every other one's device.
-        own = [{name: value.cpu() for name, value in output.metrics.items()} for output in outputs]
-        everywhere = all_processes(own)
-        gathered = [LossOutput(torch.zeros(()), metrics) for part in everywhere for metrics in part]
-        return {f"loss/{name}": value for name, value in mean_metrics(gathered).items()}
 
     def _write_rollouts(
         self, round_index: int, groups: Sequence[Sequence[ScoredRollout]], table: Table = "rollouts"

@@ -53,6 +53,7 @@ class MicroBatch:
     Args:
         batch: ``N`` rows of ``T`` tokens.
         rollout_ids: ``N`` names, in the order of the rows.
+        slices: of the rows' problems.
         advantages: ``[N]``.
         weights: ``[N, T]``: what each token counts in the whole update, of all processes.
         counted: ``[N, T]`` bool: the tokens that take part in the loss.
@@ -61,14 +62,15 @@ class MicroBatch:
 
     batch: RolloutBatch
     rollout_ids: list[str]
+    slices: list[str]
     advantages: Tensor
     weights: Tensor
     counted: Tensor
     kl_counted: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
-        values = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "rollout_ids"}
-        return replace(self, **values)
+        tensors = [f.name for f in fields(self) if f.name not in ("rollout_ids", "slices")]
+        return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
 
     def rows(self, values: Tensor) -> dict[str, tuple[float, ...]]:
         """Rows of ``[N, T]`` values by rollout id, without their padding."""
@@ -185,6 +187,7 @@ def _micro_batch(rows: Sequence[UpdateRow], weights: Tensor) -> MicroBatch:
     return MicroBatch(
         batch=batch,
         rollout_ids=[row.rollout_id for row in rows],
+        slices=[row.member.rollout.group.problem.slice for row in rows],
         advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float64),
         weights=weights,
         counted=counted,

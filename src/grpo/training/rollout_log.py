@@ -6,6 +6,7 @@ resumed one replaces the rounds it runs again. ``docs/records.md`` explains each
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo.records import ScoredRollout
+from grpo.records import Score, ScoredRollout
 from grpo.rewards import RewardComponent
 from grpo.rollouts.group_keys import GroupUnit, group_key
 from grpo.training.round_decisions import Decision
@@ -55,6 +56,7 @@ ROLLOUTS_SCHEMA = pa.schema(
         ("old_logprobs", pa.list_(pa.float32())),
         ("sampling_logprobs", pa.list_(pa.float32())),
         ("reward_raw", pa.map_(pa.string(), pa.float64())),
+        ("reward_parts", pa.map_(pa.string(), pa.string())),
         ("reward_weighted", pa.map_(pa.string(), pa.float64())),
         ("reward_steps", pa.map_(pa.string(), pa.float64())),
         ("reward", pa.float64()),
@@ -70,6 +72,7 @@ UPDATES_SCHEMA = pa.schema(
         ("verdict_reason", pa.string()),
         ("centred", pa.float64()),
         ("advantage", pa.float64()),
+        ("recomputed_old_logprobs", pa.list_(pa.float32())),
         ("reference_logprobs", pa.list_(pa.float32())),
         ("reference_version", pa.int32()),
         ("loss_tokens", pa.int32()),
@@ -122,6 +125,7 @@ class RolloutLog:
                 "verdict_reason": decision.verdict.reason,
                 "centred": decision.centred,
                 "advantage": decision.advantage,
+                "recomputed_old_logprobs": decision.old_logprobs,
                 "reference_logprobs": decision.reference_logprobs,
                 "reference_version": decision.reference_version,
                 "loss_tokens": decision.loss_tokens,
@@ -164,6 +168,7 @@ class RolloutLog:
             "old_logprobs": rollout.logprobs,
             "sampling_logprobs": rollout.sampling_logprobs,
             "reward_raw": list(raw.items()),
+            "reward_parts": [(n, _parts_line(score)) for n, score in scored.components.items() if score.parts],
             "reward_weighted": list(weighted.items()),
             "reward_steps": list(scored.steps.items()),
             "reward": scored.reward,
@@ -183,3 +188,7 @@ class RolloutLog:
         aside = path.with_suffix(".partial")
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), aside)
         os.replace(aside, path)
+
+
+def _parts_line(score: Score) -> str:
+    return json.dumps(score.plain_parts(), sort_keys=True)

@@ -16,13 +16,15 @@ class Decision:
     """What a round decided about one rollout.
 
     ``centred`` and ``advantage`` are None where nothing was compared: for a member without a score, and for a draw
-    that another took the place of.
+    that another took the place of. ``old_logprobs`` are those that the training computed itself for the ratio, None
+    where it took the sampler's or had no use for the rollout.
     """
 
     rollout_id: str
     verdict: GroupVerdict
     centred: float | None
     advantage: float | None
+    old_logprobs: tuple[float, ...] | None
     reference_logprobs: tuple[float, ...] | None
     reference_version: int | None
     loss_tokens: int
@@ -33,6 +35,7 @@ def round_decisions(
     centred: Tensor,
     advantages: Tensor,
     rows: Sequence[UpdateRow],
+    old: Mapping[str, tuple[float, ...]],
     reference: Mapping[str, tuple[float, ...]],
     reference_version: int,
 ) -> Iterator[Decision]:
@@ -43,7 +46,8 @@ def round_decisions(
         centred: ``[P, G]``, rewards of the last draws minus their baseline.
         advantages: ``[P, G]``, the same scaled.
         rows: what took part in the updates.
-        reference: the reference's log-probabilities by rollout id.
+        old: the training's own log-probabilities under the ratio, by rollout id.
+        reference: the reference's.
         reference_version: optimiser steps behind the reference's weights.
     """
     tokens = {row.rollout_id: sum(row.counted_tokens) for row in rows}
@@ -58,6 +62,7 @@ def round_decisions(
                     verdict=draw.verdict,
                     centred=float(centred[i, j]) if compared else None,
                     advantage=float(advantages[i, j]) if compared else None,
+                    old_logprobs=old.get(name) if tokens.get(name) else None,
                     reference_logprobs=anchor,
                     reference_version=None if anchor is None else reference_version,
                     loss_tokens=tokens.get(name, 0),

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import get_args
-
-from torch import Tensor
 
 from grpo.records import FinishReason, SamplingPolicy, ScoredRollout
 from grpo.rewards import RewardComponent
@@ -18,44 +13,6 @@ from grpo.rollouts.flat_groups import DrawnGroup, is_flat
 from grpo.rollouts.reward_transform import FULL_MARKS
 
 Groups = Sequence[Sequence[ScoredRollout]]
-
-# Those of rollout_metrics that are told by slice too, as slice/<slice>/<metric>.
-SLICE_METRICS = (
-    "reward/mean",
-    "reward/std_within_groups",
-    "reward/acceptance",
-    "groups/mixed",
-    "groups/duplicates",
-    "length/mean",
-    "length/truncated",
-)
-
-
-class PhaseClock:
-    """Wall-clock seconds of the phases of a round."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._inside: str | None = None
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count what happens inside as ``name``, on top of what is counted already."""
-        assert self._inside is None, f"phase {name} starts inside {self._inside}: its seconds would count twice"
-        self._inside = name
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-            self._inside = None
-
-    def metrics(self) -> dict[str, float]:
-        """Seconds of each phase, of the round since the clock was made, and of ``other``: the round less the phases."""
-        whole = time.perf_counter() - self._start
-        seconds = {**self.seconds, "other": whole - math.fsum(self.seconds.values()), "round": whole}
-        return {f"seconds/{name}": value for name, value in seconds.items()}
 
 
 def rollout_metrics(groups: Groups, components: Mapping[str, RewardComponent] | None = None) -> dict[str, float]:
@@ -72,45 +29,10 @@ def rollout_metrics(groups: Groups, components: Mapping[str, RewardComponent] | 
     if not groups:
         return {}
     metrics = _metrics(groups, components)
-    slices = _by_slice(groups)
+    slices = by_slice(groups)
     for name, part in slices.items() if len(slices) > 1 else ():
         own = _metrics(part, components)
-        metrics |= {f"slice/{name}/{metric}": own[metric] for metric in SLICE_METRICS if metric in own}
-    return metrics
-
-
-def advantage_metrics(
-    groups: Groups, advantages: Tensor | Sequence[Sequence[float]], in_update: Sequence[bool]
-) -> dict[str, float]:
-    """Where the signal of an update came from.
-
-    Args:
-        groups: ``P`` groups of ``G`` members, of all processes.
-        advantages: ``[P, G]``, in the same order.
-        in_update: ``[P]``: whether the group is in the update.
-
-    Raises:
-        ValueError: the three do not have the same shape.
-    """
-    rows = advantages.tolist() if isinstance(advantages, Tensor) else advantages
-    by_problem: defaultdict[str, float] = defaultdict(float)
-    by_slice = dict.fromkeys(_by_slice(groups), 0.0)
-    for group, row, inside in zip(groups, rows, in_update, strict=True):
-        for member, advantage in zip(group, row, strict=True):
-            if inside:
-                problem = member.rollout.group.problem
-                by_problem[problem.id] += abs(advantage)
-                by_slice[problem.slice] += abs(advantage)
-    total = math.fsum(by_problem.values())
-    if not 0 < total < math.inf:
-        return {}
-    shares = [value / total for value in by_problem.values()]
-    metrics = {
-        "advantage/largest_problem": max(shares),
-        "advantage/effective_problems": 1 / math.fsum(share**2 for share in shares),
-    }
-    if len(by_slice) > 1:
-        metrics |= {f"slice/{name}/advantage/share": value / total for name, value in by_slice.items()}
+        metrics |= {f"slice/{name}/{metric}": value for metric, value in own.items()}
     return metrics
 
 
@@ -144,6 +66,15 @@ def is_accepted(member: ScoredRollout, components: Mapping[str, RewardComponent]
     return all(value >= FULL_MARKS for value in values) if values else None
 
 
+def by_slice(groups: Groups) -> dict[str, list[Sequence[ScoredRollout]]]:
+    """The groups of each slice, in the order of the slices' names."""
+    slices: dict[str, list[Sequence[ScoredRollout]]] = {}
+    for group in groups:
+        if group:
+            slices.setdefault(group[0].rollout.group.problem.slice, []).append(group)
+    return dict(sorted(slices.items()))
+
+
 def _metrics(groups: Groups, components: Mapping[str, RewardComponent] | None) -> dict[str, float]:
     members = [member for group in groups for member in group]
     scored = [group for group in groups if any(member.scored for member in group)]
@@ -153,11 +84,17 @@ def _metrics(groups: Groups, components: Mapping[str, RewardComponent] | None) -
         "groups/distinct": fmean(len({m.rollout.text for m in group}) for group in groups),
         "reward/unscored": fmean(not m.scored for m in members),
     }
-    metrics |= _length_metrics(members) | _tool_metrics(members) | _mean_scores(members)
+    metrics |= _answer_metrics(groups) | _length_metrics(members) | _tool_metrics(members) | _mean_scores(members)
     if scored:
         metrics |= _reward_metrics(scored)
         metrics |= {} if components is None else _acceptance_metrics(scored, components)
     return metrics
+
+
+def _answer_metrics(groups: Groups) -> dict[str, float]:
+    """Of the groups in which a component says what answer it read."""
+    answers = [{m.answer for m in group} - {None} for group in groups if any(m.reads_answers for m in group)]
+    return {"groups/distinct_answers": fmean(map(len, answers))} if answers else {}
 
 
 def _length_metrics(members: Sequence[ScoredRollout]) -> dict[str, float]:
@@ -221,14 +158,6 @@ def _acceptance_metrics(groups: Groups, components: Mapping[str, RewardComponent
         "groups/flat_accepted": sum(verdicts == {True} for verdicts in flat) / len(groups),
         "groups/flat_rejected": sum(verdicts == {False} for verdicts in flat) / len(groups),
     }
-
-
-def _by_slice(groups: Groups) -> dict[str, list[Sequence[ScoredRollout]]]:
-    slices: dict[str, list[Sequence[ScoredRollout]]] = {}
-    for group in groups:
-        if group:
-            slices.setdefault(group[0].rollout.group.problem.slice, []).append(group)
-    return dict(sorted(slices.items()))
 
 
 def _length(member: ScoredRollout) -> int:

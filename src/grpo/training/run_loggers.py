@@ -42,7 +42,19 @@ class WandbSettings:
     group: str | None = None
 
 
-class RoundCSVLogger(Logger):
+class RoundLogger(Logger):
+    """A logger of rounds, of which a run has one version and whose settings stand elsewhere."""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """The configuration stands in ``run.json``."""
+
+
+class RoundCSVLogger(RoundLogger):
     """One row a round in ``metrics.csv``, whole after every round.
 
     Lightning's own CSV logger starts its file anew when a run is resumed. This one keeps the rounds
@@ -60,14 +72,6 @@ class RoundCSVLogger(Logger):
     @property
     def name(self) -> str:
         return "csv"
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """The configuration stands in ``run.json``."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -89,20 +93,12 @@ class RoundCSVLogger(Logger):
         os.replace(aside, self.path)
 
 
-class RoundLineLogger(Logger):
+class RoundLineLogger(RoundLogger):
     """A line a round on standard output, for a log file: no progress bar shows there."""
 
     @property
     def name(self) -> str:
         return "lines"
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """The configuration stands in ``run.json``."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -1,0 +1,141 @@
+"""A round's optimiser steps: old and reference log-probabilities, the loss of each micro-batch, the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import lightning as L
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from grpo.maths.grpo_loss import LossOutput, grpo_loss
+from grpo.records import ScoredRollout
+from grpo.rollouts.policies import completion_logprobs
+from grpo.training.policy_update import MicroBatch, UpdateRow, plan_update, split_minibatches
+from grpo.training.settings import LossSettings, OptimizerSettings, RoundSettings
+from grpo.training.strategies import all_processes, step_optimizer, summed_gradients
+from grpo.training.update_metrics import RowMetrics, loss_metrics
+
+Logprobs = dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class UpdateOutcome:
+    """What a round's update leaves for the record. Log-probabilities are by rollout id, a number a token.
+
+    Args:
+        old: under the ratio, where the training computed them itself.
+        reference: of the KL anchor, where there is one.
+        metrics: ``loss/...``, of all processes, overall and by slice.
+    """
+
+    old: Logprobs = field(default_factory=dict)
+    reference: Logprobs = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class RoundUpdate:
+    """Moves the policy on one round's rows.
+
+    Args:
+        module: whose optimiser steps; its strategy spreads the gradient over the processes.
+        policy: the model that is moved.
+        reference: the KL anchor, None without one.
+        temperature: the tokens were drawn at.
+        seed: of the split into minibatches.
+    """
+
+    module: L.LightningModule
+    policy: PreTrainedModel
+    reference: PreTrainedModel | None
+    round: RoundSettings
+    loss: LossSettings
+    optimizer: OptimizerSettings
+    temperature: float
+    seed: int
+
+    def run(self, rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout], round_index: int) -> UpdateOutcome:
+        """All optimiser steps of a round: epochs times minibatches.
+
+        Args:
+            rows: this process's part of the update.
+            spare: any rollouts of this process, run with weight 0 where another process has more micro-batches.
+            round_index: counted from 0.
+        """
+        everything = self._plan(rows, spare)
+        if not everything:
+            return UpdateOutcome()
+        reference = self._logprobs_of(self.reference, everything) if self.reference is not None else {}
+        recomputed = self.loss.old_logprobs == "recomputed"
+        old = self._logprobs_of(self.policy, everything) if recomputed and self.round.minibatches > 1 else {}
+        row_metrics: list[RowMetrics] = []
+        norms: list[float] = []
+        for epoch in range(self.round.epochs):
+            for minibatch in split_minibatches(rows, self.round, f"{self.seed}/{round_index}/{epoch}"):
+                plan = self._plan(minibatch, spare)
+                if not plan:
+                    continue
+                with summed_gradients(self.module):
+                    row_metrics += [(m.slices, self._backward(m, old, reference).metrics) for m in plan]
+                norms.append(step_optimizer(self.module, self.optimizer.max_gradient_norm))
+        # On the processor: gathered as they are, every process would open every other one's device.
+        own = [(slices, {name: value.cpu() for name, value in values.items()}) for slices, values in row_metrics]
+        metrics = loss_metrics([one for part in all_processes(own) for one in part])
+        metrics |= {"loss/gradient_norm": max(norms), "loss/updates": float(len(norms))}
+        metrics["loss/learning_rate"] = self.module.trainer.optimizers[0].param_groups[0]["lr"]
+        return UpdateOutcome(old, reference, metrics)
+
+    def _plan(self, rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout]) -> list[MicroBatch]:
+        micro_batches = plan_update(rows, spare, self.loss, self.optimizer.micro_batch_rows)
+        return [micro.to(self.module.device) for micro in micro_batches]
+
+    @torch.no_grad()
+    def _logprobs_of(self, model: PreTrainedModel, plan: Sequence[MicroBatch]) -> Logprobs:
+        """By rollout, so that updates can be cut in other ways than the plan."""
+        return {name: row for micro in plan for name, row in micro.rows(self._logprobs(model, micro)[0]).items()}
+
+    def _logprobs(
+        self, model: PreTrainedModel, micro: MicroBatch, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        batch = micro.batch
+        return completion_logprobs(
+            model,
+            batch.prompts,
+            batch.prompt_mask,
+            batch.completions,
+            batch.mask,
+            self.temperature,
+            batch.rows_per_prompt,
+            entropy_gradient,
+        )
+
+    def _backward(self, micro: MicroBatch, old: Logprobs, reference: Logprobs) -> LossOutput:
+        """Add one micro-batch's part to the gradient.
+
+        The first pass over a rollout that no update has preceded runs at the weights that sampled: its own
+        log-probabilities then are the old ones, to the last bit, and later passes find them in ``old``.
+        """
+        logprobs, entropy = self._logprobs(self.policy, micro, self.loss.entropy_bonus > 0)
+        if self.loss.old_logprobs == "recorded":
+            old_logprobs = micro.batch.recorded_logprobs
+        else:
+            if micro.rollout_ids[0] not in old:
+                old.update(micro.rows(logprobs))
+            old_logprobs = micro.tensor(old)
+        output = grpo_loss(
+            logprobs,
+            old_logprobs,
+            micro.advantages,
+            micro.counted,
+            reference_logprobs=micro.tensor(reference) if reference else None,
+            token_weights=micro.weights,
+            kl_mask=micro.kl_counted,
+            entropy=entropy,
+            sampling_logprobs=micro.batch.sampling_logprobs,
+            **self.loss.options(),
+        )
+        self.module.manual_backward(output.loss)
+        return output
