@@ -17,12 +17,16 @@ from grpo import rewards as rewards_package
 from grpo.loophole_probes import Asked, Probe, probe_texts, targets
 from grpo.loophole_probes.all_probes import PROBES
 from grpo.records import Problem, Score
-from grpo.rewards import Reward, RewardComponent, reasoning_gym_grader
+from grpo.rewards import Reward, RewardComponent, math_parts, math_worker, reasoning_gym_grader
+from grpo.rewards import answer_boxes as boxes_module
 from grpo.rewards import answer_format as format_module
 from grpo.rewards import exact_answer as exact_module
 from grpo.rewards import final_answers as finding_module
 from grpo.rewards import length as length_module
 from grpo.rewards import math_answer as math_module
+from grpo.rewards import math_rules as rules_module
+from grpo.rewards import math_text as text_module
+from grpo.rewards import math_units as units_module
 from grpo.rewards import numeric_answer as numeric_module
 from grpo.rewards.answer_format import answer_format
 from grpo.rewards.code_problems import CallTests, ScriptTests
@@ -34,6 +38,7 @@ from grpo.rewards.judging import judge_here
 from grpo.rewards.language_model_judge import VERDICTS, read_verdict
 from grpo.rewards.length import Length
 from grpo.rewards.math_answer import MathAnswer
+from grpo.rewards.math_processes import CHECKER
 from grpo.rewards.numeric_answer import NumericAnswer
 from grpo.rewards.reasoning_gym_grader import ReasoningGymGrader
 from grpo.rewards.reward_model import RewardModel
@@ -168,6 +173,29 @@ def first_block(tags: Tags, text: str) -> Any:
     return tags_read(tags, f"<think>So.</think><answer>{found[1] if found else ''}</answer>")
 
 
+def compare_here(*, gold: str, answer: str, limit_seconds: float) -> bool:
+    """The helper's comparison in this process, where a guard can be taken out."""
+    assert limit_seconds > 0
+    return math_parts.same_answer(gold=gold, answer=answer, same_leaf=math_worker.same_leaf) is True
+
+
+def without_steps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rules_module, "leaves_open", lambda **_: False)
+    patch.setattr(CHECKER, "same", compare_here)
+
+
+def without_either(patch: pytest.MonkeyPatch) -> None:
+    without_steps(patch)
+    patch.setattr(math_module, "restates", lambda *_: False)
+
+
+def without_signs(patch: pytest.MonkeyPatch) -> None:
+    """Signs stay in their mark of text, and what stands there is a unit, whatever it is."""
+    kept = [one for one in text_module._SPELLINGS if one[0].pattern != text_module._SIGNS_AS_TEXT]
+    patch.setattr(text_module, "_SPELLINGS", kept)
+    patch.setattr(units_module, "is_unit", lambda _: True)
+
+
 tags_read = Tags.read
 NEVER = re.compile(r"(?!)")
 
@@ -230,7 +258,7 @@ GUARDS: Mapping[str, tuple[Sequence[Reward], Patch, set[str]]] = {
     ),
     "mathematics: boxes side by side": (
         [MathAnswer(style="boxed")],
-        lambda patch: patch.setattr(finding_module, "_BETWEEN_BOXES", NEVER),
+        lambda patch: patch.setattr(boxes_module, "_BETWEEN_BOXES", NEVER),
         {"boxes_on_two_lines"},
     ),
     "mathematics: the last announcement, also on one line": (
@@ -238,10 +266,25 @@ GUARDS: Mapping[str, tuple[Sequence[Reward], Patch, set[str]]] = {
         lambda patch: patch.setattr(finding_module, "_last", lambda pattern, text: pattern.search(text)),
         {"announced_twice"},
     ),
-    "mathematics: the question again": (
+    "mathematics: what is left to be worked out": (
         [MathAnswer()],
-        lambda patch: patch.setattr(math_module, "restates", lambda *_: False),
-        {"restated_expression"},
+        without_steps,
+        {"expression_over_one", "expression_under_root"},
+    ),
+    "mathematics: what is left to be worked out, and the question again": (
+        [MathAnswer()],
+        without_either,
+        {"restated_expression", "expression_turned", "expression_in_brackets"},
+    ),
+    "mathematics: a unit is a measure or a word": (
+        [MathAnswer()],
+        lambda patch: patch.setattr(units_module, "is_unit", lambda _: True),
+        {"unit_of_thousands"},
+    ),
+    "mathematics: a sign set as text is that sign": (
+        [MathAnswer()],
+        without_signs,
+        {"unit_of_a_sign", "unit_of_nothing"},
     ),
     "Reasoning Gym: the answer alone": (
         [ReasoningGymGrader()],

@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.records import Problem, Score
+from grpo.rewards import math_answer as math_module
+from grpo.rewards import math_rules
 from grpo.rewards.math_answer import LONGEST_ANSWER, MathAnswer, math_answer
 from grpo.rewards.math_processes import CHECKER, CheckFailed
 from grpo.rewards.math_units import split_unit
 
 # Beside this file; `tests/` alone is on the path.
 ROWS = import_module("rewards.math_rows")
+ODD = import_module("rewards.math_odd_rows")
 
 
 def score(gold: str, completion: str) -> Score:
@@ -34,6 +37,52 @@ def test_the_same_answer_is_accepted(rule: str) -> None:
 @pytest.mark.parametrize("rule", ROWS.REJECTED)
 def test_another_answer_is_rejected(rule: str) -> None:
     assert [pair for pair in ROWS.REJECTED[rule] if boxed(*pair) != 0.0] == []
+
+
+def test_odd_answers() -> None:
+    assert [pair for pair in ODD.ODD_ACCEPTED if boxed(*pair) != 1.0] == []
+    assert [pair for pair in ODD.ODD_REJECTED if boxed(*pair) != 0.0] == []
+
+
+def test_what_stands_behind_a_number() -> None:
+    assert [answer for answer in ODD.AFTER_FIVE_PAID if boxed("5", answer) != 1.0] == []
+    assert [answer for answer in ODD.AFTER_FIVE_NOT_PAID if boxed("5", answer) != 0.0] == []
+    assert len(ODD.AFTER_FIVE_PAID) + len(ODD.AFTER_FIVE_NOT_PAID) > 150
+
+
+def asked(question: str, gold: str, completion: str) -> float | None:
+    return math_answer(Problem("p", question or "q", gold, "s"), completion).value
+
+
+def test_the_question_is_no_answer() -> None:
+    assert [row for row in ODD.ASKED_ACCEPTED if asked(*row) != 1.0] == []
+    assert [row for row in ODD.ASKED_REJECTED if asked(*row) != 0.0] == []
+
+
+@pytest.mark.parametrize(
+    ("question", "gold", "answer"),
+    [
+        ("Simplify 2x + 3x.", "5x", "3x+2x"),
+        ("What is 12 * 12?", "144", "12^2"),
+        ("Expand (x+1)(x-1).", "x^2-1", "(x-1)(x+1)"),
+        ("Write 7/4 as a decimal.", "1.75", "7/4"),
+        ("Simplify 92/104.", "23/26", "184/208"),
+    ],
+)
+def test_without_a_look_at_the_question_it_would_be_paid(
+    question: str, gold: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem("p", question, gold, "s")
+    assert math_answer(problem, rf"\boxed{{{answer}}}").parts["decided_by"] == "the question again"
+    monkeypatch.setattr(math_module, "restates", lambda *_: False)
+    assert math_answer(problem, rf"\boxed{{{answer}}}").value == 1.0
+
+
+@pytest.mark.parametrize("answer", ["3+12", r"\frac{30}{2}", "30/2", "3*5", "-(-15)", "15+0"])
+def test_without_the_rule_on_steps_they_would_be_paid(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert boxed("15", answer) == 0.0
+    monkeypatch.setattr(math_rules, "leaves_open", lambda **_: False)
+    assert boxed("15", answer) == 1.0
 
 
 def test_every_answer_equals_itself() -> None:

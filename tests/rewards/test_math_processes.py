@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from grpo.records import Problem
+from grpo.rewards import math_processes
 from grpo.rewards.math_answer import MathAnswer, math_answer
 from grpo.rewards.math_processes import CHECKER, CheckFailed
 
@@ -102,7 +104,7 @@ def test_what_cannot_be_finished_is_answered_in_time(gold: str, answer: str) -> 
 
 def test_after_a_hang_all_goes_on_and_no_process_stays() -> None:
     check = MathAnswer(limit_seconds=0.5, workers=4)
-    hanging = [(Problem("p", "q", "5", "s"), rf"\boxed{{\Gamma({i}*10^{{9}})}}") for i in range(2, 10)]
+    hanging = [(Problem("p", "q", "x", "s"), rf"\boxed{{\Gamma({i}*10^{{9}})}}") for i in range(2, 10)]
     scores = check.score_batch(hanging)
     assert {score.value for score in scores} == {None}
     assert check.failures == 8
@@ -179,6 +181,49 @@ def test_a_thousand_bad_answers_write_nothing(capfd: pytest.CaptureFixture[str])
     scores = math_answer.score_batch(bad)
     assert {score.value for score in scores} == {0.0}
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def slow_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A helper that takes two seconds longer to start, as on a busy machine."""
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    CHECKER.close()
+    yield
+    CHECKER.close()
+
+
+@pytest.mark.usefixtures("slow_start")
+def test_the_start_is_not_in_the_first_items_time() -> None:
+    start = time.monotonic()
+    assert CHECKER.same(gold="x", answer="2x-x", limit_seconds=0.5)
+    assert time.monotonic() - start > 2.0
+    start = time.monotonic()
+    with pytest.raises(CheckFailed, match=r"no verdict within 0\.5 s"):
+        CHECKER.same(gold="x", answer=r"\Gamma(2*10^{9})", limit_seconds=0.5)
+    assert time.monotonic() - start < 0.5 + 1.0
+
+
+@pytest.mark.usefixtures("slow_start")
+def test_the_start_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_processes, "START_SECONDS", 0.5)
+    with ThreadPoolExecutor(3) as threads:
+        start = time.monotonic()
+        asked = [threads.submit(CHECKER.same, gold="x", answer="2x-x", limit_seconds=5.0) for _ in range(3)]
+        reasons = {str(one.exception()) for one in asked}
+    assert time.monotonic() - start < 10
+    assert "the checking process was not ready within 0.5 s" in reasons
+    assert reasons <= {"the checking process was not ready within 0.5 s", "the checking process died"}
+    monkeypatch.setattr(math_processes, "START_SECONDS", 60.0)
+    assert CHECKER.same(gold="x", answer="2x-x", limit_seconds=5.0)
+
+
+@pytest.mark.usefixtures("slow_start")
+def test_a_reward_sent_to_another_process_starts_what_it_needs_before_any_item() -> None:
+    check: MathAnswer = pickle.loads(pickle.dumps(MathAnswer()))
+    start = time.monotonic()
+    assert check(Problem("p", "q", "x", "s"), r"\boxed{2x-x}").value == 1.0
+    assert time.monotonic() - start < 1.5
 
 
 def test_ordinary_answers_go_fast() -> None:

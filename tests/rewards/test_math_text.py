@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.rewards.math_numbers import TooLarge, exact_value
+from grpo.rewards.math_bounded import TooLarge
+from grpo.rewards.math_numbers import exact_value, steps_left
 from grpo.rewards.math_parts import read_parts, split_label
 from grpo.rewards.math_rules import decide
 from grpo.rewards.math_text import canonical, words_of
@@ -92,6 +93,27 @@ def test_what_is_too_large_is_not_worked_out(text: str) -> None:
     with pytest.raises(TooLarge):
         exact_value(text)
     assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("15", {}),
+        ("-1.5*10^{-3}", {}),
+        ("33\\frac{1}{3}%", {"fraction": 1}),
+        ("\\frac{-1}{-2}", {"fraction": 1}),
+        ("6/4", {"quotient": 1}),
+        ("3*(1+1)/4", {"product": 1, "sum": 1, "quotient": 1}),
+        ("2^{3^{2}}", {"power": 2}),
+        ("-(-5)", {"sum": 1}),
+        ("3*10^{2}*10^{3}", {"product": 1, "power": 1}),
+        ("5!", {"factorial": 1}),
+        ("x", None),
+        ("9^{9^{9}}", None),
+    ],
+)
+def test_the_steps_left(text: str, steps: dict[str, int] | None) -> None:
+    assert steps_left(text) == steps
 
 
 @given(st.fractions(), st.fractions(), st.sampled_from("+-*/"))

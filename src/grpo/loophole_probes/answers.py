@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
+from math import factorial
 
 from grpo.loophole_probes import Probe, Target, said
 
@@ -14,9 +16,34 @@ _EXPRESSION = re.compile(r"[0-9(][0-9 ()+*/^.×÷-]*[-+*/^×÷][0-9 ()+*/^.×÷-
 
 
 def _expression(target: Target) -> str | None:
-    """The first sum or product that the question asks to work out."""
+    """The first sum or product that the question asks to work out; None where it is itself the answer."""
     found = _EXPRESSION.search(target.problem.question)
-    return found[0] if found else None
+    return found[0] if found and _tight(found[0]) != _tight(target.gold) else None
+
+
+def _turned(target: Target) -> str | None:
+    """The same in another order, where that has the same value."""
+    expression = _expression(target) or ""
+    signs = set(re.findall(r"[-+*/^×÷]", expression))
+    if len(signs) != 1 or not signs <= {"+", "*", "×"}:
+        return None
+    [sign] = signs
+    turned = f" {sign} ".join(part.strip("() ") for part in reversed(expression.split(sign)))
+    return turned if _tight(turned) != _tight(target.gold) else None
+
+
+def _around(template: str) -> Callable[[Target], str | None]:
+    """Writes the question's expression into something that leaves its value as it is."""
+
+    def write(target: Target) -> str | None:
+        expression = _expression(target)
+        return template.format(expression=expression) if expression else None
+
+    return write
+
+
+def _tight(text: str) -> str:
+    return "".join(text.split())
 
 
 def _range(target: Target) -> str | None:
@@ -51,6 +78,18 @@ def _percent(target: Target) -> str | None:
     return f"{target.gold}%, which is {Decimal(target.number).scaleb(-2):f}" if target.number else None
 
 
+def _changed(mark: str, value: Callable[[int], int]) -> Callable[[Target], str | None]:
+    """Gold with a mark that makes another number of it, and what that number is."""
+
+    def write(target: Target) -> str | None:
+        # Beyond that a factorial is pages long, and below it a mark may change nothing.
+        if target.number is None or not 2 < target.number <= 100:
+            return None
+        return rf"\boxed{{{target.gold}{mark}}}, which is {value(target.number)}"
+
+    return write
+
+
 def _dozen(target: Target) -> str | None:
     return f"{target.gold} dozen, which is {12 * target.number}" if target.number else None
 
@@ -63,6 +102,13 @@ PROBES = (
     Probe("restated_question", "It finds or works out the answer in the question.",
           lambda target: target.problem.question),
     Probe("restated_expression", "It works out itself what was to be worked out.", _expression),
+    Probe("expression_turned", "It sees the question again only where it is written as it was.", _turned),
+    Probe("expression_in_brackets", "It takes brackets around what is to be worked out for an answer.",
+          _around("({expression})")),
+    Probe("expression_over_one", "It works out a fraction, whatever stands above the line.",
+          _around(r"\frac{{{expression}}}{{1}}")),
+    Probe("expression_under_root", "It works out roots, and so what stands under them.",
+          _around(r"\sqrt{{({expression})^2}}")),
     Probe("answer_of_another", "It asks for an answer of the right kind alone.", lambda target: target.other or None),
     Probe("neighbour", "It calls a number near gold the same.", said("{wrong}")),
     Probe("other_sign", "It drops the sign.", _other_sign),
@@ -85,4 +131,9 @@ PROBES = (
           said(f"{_BURYING}Perhaps {{gold}}. {_BURYING}So it is {{wrong}}")),
     Probe("percent", "It drops the percent sign.", _percent),
     Probe("unit", "It drops the unit.", _dozen),
+    Probe("unit_of_thousands", "It takes a letter that multiplies for a unit.",
+          _changed(r"\text{k}", lambda number: 1000 * number)),
+    Probe("unit_of_a_sign", "It takes a sign set as text for a unit.", _changed(r"\text{!}", factorial)),
+    Probe("unit_of_nothing", "It takes the power of an empty text for a unit.",
+          _changed(r"\text{}^2", lambda number: number**2)),
 )  # fmt: skip

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from grpo.rewards.answer_boxes import boxes_in, side_by_side
 from grpo.rewards.exact_answer import END_MARKS
 
 AnswerStyle = Literal["any", "boxed", "gsm8k_strict", "gsm8k_flexible"]
 
 NUMBER = r"[-+\u2212]?[$€£¥]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)|\.(?=\d))(?:\.?\d+)?"
 _LAST_NUMBER = re.compile(rf"(?<![\w.])(?:\d+/)?{NUMBER}(?:/\d+|\s*(?:\\?%|percent\b))?", re.ASCII)
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_NESTED_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
-# What may stand between boxes that together are one answer. Prose between them makes the last one count alone.
-_BETWEEN_BOXES = re.compile(r"[\s$,;]*(?:(?:\\text\s*\{)?\s*(?:and|or)\b\s*\}?)?[\s$,;]*")
 _HASHES = re.compile(rf"####[ \t]*(?=[-+(\\]*{NUMBER})(?!\d+\.\s+[A-Za-z])([^\n]*)")  # not the heading "#### 3. Check"
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _THOUGHT = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
@@ -62,13 +59,6 @@ class FinalAnswer:
 
     text: str | None
     rule: str
-
-
-@dataclass(frozen=True)
-class _Box:
-    start: int
-    end: int
-    content: str | None  # None: never closed
 
 
 def find_answer(completion: str, style: AnswerStyle = "any") -> FinalAnswer:
@@ -128,7 +118,7 @@ def _hashed(text: str) -> FinalAnswer | None:
 
 
 def _last_boxes(text: str) -> tuple[int, FinalAnswer | None]:
-    boxes = list(_boxes(text))
+    boxes = list(boxes_in(text))
     if not boxes:
         return -1, None
     if boxes[-1].content is None:
@@ -136,35 +126,11 @@ def _last_boxes(text: str) -> tuple[int, FinalAnswer | None]:
     filled = [box for box in boxes if box.content]
     if not filled:
         return boxes[-1].end, FinalAnswer(None, "empty box")
-    together = [filled[-1]]
-    for box in reversed(filled[:-1]):
-        if together[0].start - box.end > 30 or not _BETWEEN_BOXES.fullmatch(text, box.end, together[0].start):
-            break
-        together.insert(0, box)
+    together = side_by_side(text, filled)
     if _negated(text, together[0].start):
         return filled[-1].end, FinalAnswer(None, "negated")
     contents = dict.fromkeys(box.content for box in together if box.content)
     return filled[-1].end, FinalAnswer(", ".join(contents), "last box" if len(contents) == 1 else "boxes side by side")
-
-
-def _boxes(text: str) -> Iterator[_Box]:
-    """Outermost boxes in order, found in one pass; a box inside a box becomes a plain group."""
-    stack: list[tuple[int, int] | None] = []  # of a box: where it and its content start; None for other braces
-    depth = 0
-    for token in _BRACE.finditer(text):
-        if token[0].endswith("{") and token[0] != r"\{":
-            is_box = token[0] != "{"
-            stack.append((token.start(), token.end()) if is_box else None)
-            depth += is_box
-        elif token[0] == "}" and stack:
-            opened = stack.pop()
-            depth -= opened is not None
-            if opened is not None and depth == 0:
-                content = _NESTED_BOX.sub("", text[opened[1] : token.start()]).strip()
-                yield _Box(opened[0], token.end(), content)
-    opened = next((box for box in stack if box is not None), None)
-    if opened is not None:
-        yield _Box(opened[0], len(text), None)
 
 
 def _last_tag(text: str) -> tuple[int, FinalAnswer | None]:

@@ -7,10 +7,10 @@ killed. The policy (percent, units, several boxes, no tolerance, ...) stands in 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from typing import Literal
 
@@ -18,6 +18,7 @@ from grpo.records import Problem, Score
 from grpo.rewards.final_answers import AnswerStyle, FinalAnswer, find_answer, gold_answer
 from grpo.rewards.math_parts import same_answer
 from grpo.rewards.math_processes import CHECKER, CheckFailed
+from grpo.rewards.math_question import restates
 from grpo.rewards.math_rules import decide
 from grpo.rewards.math_text import canonical
 
@@ -27,9 +28,6 @@ LONGEST_ANSWER = 1_000
 LONGEST_RECORDED = 300
 
 _COUNTING = threading.Lock()  # of the module, so that a MathAnswer can be sent to another process
-
-# An operation that is still to be done; a sign or a lone fraction is none.
-_OPERATION = re.compile(r"[\w)}!]\s*(?:[-+*^×·÷\u2212]|\\(?:cdot|times|div)(?![a-zA-Z]))\s*[\w({\\]")
 
 Rule = Literal["same text", "exact rules", "math-verify", "too long", "no answer", "the question again"]
 Verdict = tuple[bool, Rule]
@@ -59,6 +57,12 @@ class MathAnswer:
         self.workers = workers or os.cpu_count() or 1
         self.style: AnswerStyle = style
         self.failures = 0  # comparisons without a verdict so far; each is an unscorable row, and no line in a log
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Sent to a process that is to judge: what it needs is started before any item's clock runs there."""
+        self.__dict__.update(state)
+        with suppress(CheckFailed):  # said again by the first comparison, of that row
+            CHECKER.prepare()
 
     def __call__(self, problem: Problem, completion: str) -> Score:
         """1.0 where the completion's final answer is the problem's, 0.0 where it is another or there is none."""
@@ -109,20 +113,11 @@ class MathAnswer:
         if isinstance(verdict, CheckFailed):
             return Score.unscorable(str(verdict))
         same, rule = verdict
-        if same and rule != "same text" and restates(problem.question, found.text or ""):
+        if same and rule != "same text" and restates(problem.question, found.text or "", gold_answer(problem.answer)):
             same, rule = False, "the question again"
         answer = None if found.text is None else found.text[:LONGEST_RECORDED]
         parts = {"answer": answer, "found_by": found.rule, "decided_by": rule}
         return Score(float(same), reason="" if found.text else found.rule, parts=parts)
-
-
-def restates(question: str, answer: str) -> bool:
-    """Whether the answer is an expression that stands in the question: what to work out, not what comes out.
-
-    >>> restates("12 + 3 =", "12+3"), restates("12 + 3 =", "3"), restates("Half of 1/2 m?", "1/2")
-    (True, False, False)
-    """
-    return _OPERATION.search(answer) is not None and "".join(answer.split()) in "".join(question.split())
 
 
 @lru_cache(maxsize=4_096)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from fractions import Fraction
+from functools import lru_cache
 
-# A value with more digits than this is not worked out: such an answer says how to compute, not what comes out.
-MOST_DIGITS = 10_000
-_MOST_BITS = round(MOST_DIGITS * math.log2(10))
-_MOST_FACTORIAL = 3_000  # 3000! has 9131 digits
+from grpo.rewards.math_bounded import NoArithmetic, TooLarge, binomial, bounded, factorial, integer, number, power
+
 _DEEPEST = 50
 
 _TOKEN = re.compile(
@@ -22,14 +22,6 @@ _TOKEN = re.compile(
     r"|(?P<command>\\(?:frac|binom)(?![a-zA-Z]))|(?P<sign>[-+*/^!%(){}\[\]]))",
     re.ASCII,
 )
-
-
-class NoArithmetic(Exception):
-    """The text is not plain arithmetic."""
-
-
-class TooLarge(Exception):
-    """The value, or one on the way to it, has more than ``MOST_DIGITS`` digits."""
 
 
 def exact_value(text: str) -> Fraction | None:
@@ -47,6 +39,24 @@ def exact_value(text: str) -> Fraction | None:
         return None
 
 
+@lru_cache(maxsize=4_096)  # the members of a group share their gold
+def steps_left(text: str) -> Counter[str] | None:
+    r"""What plain arithmetic leaves to be done, by kind; None where ``text`` is anything else.
+
+    A sign, percent and ``1.2*10^{5}`` are ways to write a number, and leave nothing; so is a fraction of whole
+    numbers in lowest terms, which is counted as one.
+
+    >>> steps_left("12+3"), steps_left(r"\frac{30}{2}"), steps_left(r"-2\frac{1}{2}"), steps_left("1.2*10^{5}")
+    (Counter({'sum': 1}), Counter({'quotient': 1}), Counter({'fraction': 1}), Counter())
+    """
+    try:
+        reader = _Reader(text)
+        reader.value()
+    except (NoArithmetic, ZeroDivisionError, TooLarge):
+        return None
+    return +reader.steps
+
+
 class _Reader:
     """Recursive descent over the tokens; one method a level of precedence."""
 
@@ -54,6 +64,7 @@ class _Reader:
         self.tokens = _tokens(text)
         self.place = 0
         self.depth = 0
+        self.steps: Counter[str] = Counter()  # what is left to be done, by kind
 
     def value(self) -> Fraction:
         value = self.sum()
@@ -80,34 +91,50 @@ class _Reader:
         total = (sign or 1) * self.product()
         while self.peek() in ("+", "-"):
             operator = self.take()
+            self.steps["sum"] += 1
             term = self.product()
-            total = _bounded(total + term if operator == "+" else total - term)
+            total = bounded(total + term if operator == "+" else total - term)
         self.depth -= 1
         return total
 
     def product(self) -> Fraction:
+        start = self.place
         total = self.power()
         while True:
             token = self.peek()
             if token in ("*", "/"):
+                operator = self.place
                 self.take()
                 sign = -1 if self.peek() == "-" else 1
                 self.place += self.peek() == "-"
                 factor = sign * self.power()
-                total = _bounded(total * factor if token == "*" else total / factor)
+                self.count_step(token, (start, operator), (operator + 1, self.place))
+                total = bounded(total * factor if token == "*" else total / factor)
             elif token in ("(", r"\frac", r"\binom"):
-                total = _bounded(total * self.power())
+                self.steps["product"] += 1
+                total = bounded(total * self.power())
             else:
                 return total
+
+    def count_step(self, operator: str, left: tuple[int, int], right: tuple[int, int]) -> None:
+        """A product or quotient of what stands at these places, unless it is a way to write one number."""
+        first, second = self.tokens[slice(*left)], self.tokens[slice(*right)]
+        if operator == "/":
+            self.steps["fraction" if _in_lowest_terms(first, second) else "quotient"] += 1
+        elif len(first) == 1 and first[0][-1].isdigit() and second[:2] == ["10", "^"]:
+            self.steps["power"] -= 1
+        else:
+            self.steps["product"] += 1
 
     def power(self) -> Fraction:
         start = self.peek()
         base = self.postfix(self.base())
         if self.peek() == r"\frac" and start.isdigit() and self.tokens[self.place - 1] == start:
-            return self.mixed(base)
+            return self.postfix(self.mixed(base))
         if self.peek() == "^":
             self.take()
-            base = self.postfix(_power(base, self.exponent()))
+            self.steps["power"] += 1
+            base = self.postfix(power(base, self.exponent()))
         return base
 
     def exponent(self) -> Fraction:
@@ -115,37 +142,61 @@ class _Reader:
         exponent = self.base()
         if self.peek() == "^":
             self.take()
-            return _power(exponent, self.exponent())
+            self.steps["power"] += 1
+            return power(exponent, self.exponent())
         return exponent
 
     def mixed(self, whole: Fraction) -> Fraction:
         r"""``2\frac{1}{2}`` is two and a half, as it is written; beside a fraction of no digits it is a product."""
         fraction = self.base()
-        return whole + fraction if 0 <= fraction < 1 else _bounded(whole * fraction)
+        self.steps["product"] += not 0 <= fraction < 1
+        return whole + fraction if 0 <= fraction < 1 else bounded(whole * fraction)
 
     def postfix(self, value: Fraction) -> Fraction:
         while self.peek() in ("!", "%"):
-            value = _factorial(value) if self.take() == "!" else value / 100
+            self.steps["factorial"] += self.peek() == "!"
+            value = factorial(value) if self.take() == "!" else value / 100
         return value
 
     def base(self) -> Fraction:
         token = self.take()
         if token in ("(", "{", "["):
+            self.steps["sum"] += self.peek() == "-" and self.tokens[max(self.place - 2, 0)] in "+-"  # -(-5)
             value = self.sum()
             self.take({"(": ")", "{": "}", "[": "]"}[token])
             return value
         if token in (r"\frac", r"\binom"):
-            first, second = self.group(), self.group()
-            return _bounded(first / second) if token == r"\frac" else _binomial(first, second)
+            return self.fraction() if token == r"\frac" else self.binomial()
         if token[0].isdigit() or token[0] == ".":
-            return _number(token)
+            return number(token)
         raise NoArithmetic
+
+    def fraction(self) -> Fraction:
+        start = self.place
+        upper = self.group()
+        middle = self.place
+        lower = self.group()
+        first, second = self.tokens[start + 1 : middle - 1], self.tokens[middle + 1 : self.place - 1]
+        self.steps["fraction" if _in_lowest_terms(first, second) else "quotient"] += 1
+        return bounded(upper / lower)
+
+    def binomial(self) -> Fraction:
+        self.steps["binomial"] += 1
+        return binomial(self.group(), self.group())
 
     def group(self) -> Fraction:
         self.take("{")
         value = self.sum()
         self.take("}")
         return value
+
+
+def _in_lowest_terms(upper: list[str], lower: list[str]) -> bool:
+    """Whether both are whole numbers as they stand, without a common factor."""
+    digits = [side[1:] if side[:1] in (["-"], ["+"]) else side for side in (upper, lower)]
+    if not all(len(side) == 1 and side[0].isdigit() for side in digits):
+        return False
+    return math.gcd(integer(digits[0][0]), integer(digits[1][0])) == 1
 
 
 def _tokens(text: str) -> list[str]:
@@ -161,55 +212,3 @@ def _tokens(text: str) -> list[str]:
         tokens.append(match[0].strip())
         end = match.end()
     return tokens
-
-
-def _number(token: str) -> Fraction:
-    plain, _, repeating = token.partition(r"\overline{")
-    whole, _, decimals = plain.partition(".")
-    if not repeating:
-        return Fraction(_integer((whole or "0") + decimals), 10 ** len(decimals))
-    if "." not in plain:
-        raise NoArithmetic
-    period = repeating.removesuffix("}")
-    shifted = _integer((whole or "0") + decimals + period) - _integer((whole or "0") + decimals)
-    return Fraction(shifted, 10 ** len(decimals) * (10 ** len(period) - 1))
-
-
-def _integer(digits: str) -> int:
-    # Python refuses to convert more at once, to keep the conversion from taking long.
-    if len(digits) > 4_000:
-        raise TooLarge
-    return int(digits)
-
-
-def _bounded(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
-        raise TooLarge
-    return value
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1 or (base == 0 and exponent <= 0):
-        raise NoArithmetic
-    if base in (0, 1, -1):
-        return base ** (exponent.numerator % 2 or 2)
-    size = max(base.numerator.bit_length(), base.denominator.bit_length()) - 1
-    if max(size, 1) * abs(exponent.numerator) > _MOST_BITS:
-        raise TooLarge
-    return _bounded(base**exponent.numerator)
-
-
-def _factorial(value: Fraction) -> Fraction:
-    if value.denominator != 1 or value < 0:
-        raise NoArithmetic
-    if value > _MOST_FACTORIAL:
-        raise TooLarge
-    return Fraction(math.factorial(value.numerator))
-
-
-def _binomial(upper: Fraction, lower: Fraction) -> Fraction:
-    if upper.denominator != 1 or lower.denominator != 1 or upper < 0 or lower < 0:
-        raise NoArithmetic
-    if upper > _MOST_FACTORIAL:
-        raise TooLarge
-    return Fraction(math.comb(upper.numerator, lower.numerator))

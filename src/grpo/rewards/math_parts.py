@@ -99,6 +99,15 @@ def is_relation(text: str) -> bool:
     return _RELATION.search(text) is not None
 
 
+def sides(text: str) -> list[str]:
+    r"""What stands around the signs of a relation.
+
+    >>> sides(r"0<x\le1")
+    ['0', 'x', '1']
+    """
+    return [side.strip() for side in _RELATION.split(text)]
+
+
 def read_parts(text: str) -> Parts:
     r"""The parts of an answer in canonical spelling, without its label.
 

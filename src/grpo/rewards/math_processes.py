@@ -3,8 +3,9 @@
 math-verify's own time limits are signals, which only a main thread can set and which do not stop every hang.
 So each process has one helper, an ordinary subprocess that forks a worker for each caller (a daemonic
 process may have it too, which ``multiprocessing`` would refuse). The limit is the kernel's timer in the worker;
-a worker that dies is replaced by the next fork. Nothing outlives the owner, however it ends: the helper and
-its workers stop at the end of their sockets.
+a worker that dies is replaced by the next fork. A worker says when it is ready, and only then does the time of its
+first item begin, so that no item pays for the imports. Nothing outlives the owner, however it ends: the helper
+and its workers stop at the end of their sockets.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 
 # How much later than its limit a worker may be heard: the kernel ends it at the limit itself.
 GRACE_SECONDS = 0.7
+# How long a helper may take to start and to fork a worker: it imports sympy, on a machine that may be busy.
+START_SECONDS = 60.0
 MOST_IDLE = 8
 
 
@@ -42,12 +45,17 @@ class Checker:
     def same(self, *, gold: str, answer: str, limit_seconds: float) -> bool:
         """Whether two answers in canonical spelling are the same.
 
+        Args:
+            gold: the right answer.
+            answer: the one to judge.
+            limit_seconds: for the comparison; where a process has to be started first, that comes on top.
+
         Raises:
-            CheckFailed: no verdict within the limit, or the check itself failed.
+            CheckFailed: no verdict within the limit, or the check itself failed or could not be started.
         """
         request = json.dumps({"gold": gold, "answer": answer, "limit_seconds": limit_seconds})
-        start = time.monotonic()
         worker = self._worker()
+        start = time.monotonic()
         worker.settimeout(limit_seconds + GRACE_SECONDS)
         try:
             worker.sendall(request.encode() + b"\n")
@@ -60,6 +68,14 @@ class Checker:
             raise CheckFailed(f"no verdict within {limit_seconds:g} s" if late else "the checking process died")
         self._put_back(worker)
         return _verdict(json.loads(reply))
+
+    def prepare(self) -> None:
+        """Start what a first check would wait for.
+
+        Raises:
+            CheckFailed: it does not start.
+        """
+        self._put_back(self._worker())
 
     def close(self) -> None:
         """End the helper and the workers. The next check starts them anew."""
@@ -98,7 +114,26 @@ class Checker:
                 except OSError:  # the helper was killed from outside: once more with a new one
                     self._end_helper()
                     socket.send_fds(self._control(), [b"w"], [theirs.fileno()])
-            return ours
+            helper = self.helper
+        self._wait_until_ready(ours, helper)
+        return ours
+
+    def _wait_until_ready(self, worker: socket.socket, helper: subprocess.Popen[bytes] | None) -> None:
+        worker.settimeout(START_SECONDS)
+        late = False
+        try:
+            ready = _line(worker)
+        except OSError as error:
+            ready, late = b"", isinstance(error, TimeoutError)
+        if ready:
+            return
+        worker.close()
+        with self.lock:
+            if self.helper is helper:  # the next check tries a new one
+                self._end_helper()
+        raise CheckFailed(
+            f"the checking process was not ready within {START_SECONDS:g} s" if late else "the checking process died"
+        )
 
     def _put_back(self, worker: socket.socket) -> None:
         with self.lock:

@@ -9,29 +9,51 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from grpo.rewards.math_numbers import MOST_DIGITS, TooLarge, exact_value
+from grpo.rewards.math_bounded import MOST_DIGITS, TooLarge
+from grpo.rewards.math_numbers import exact_value
+from grpo.rewards.math_open import leaves_open, letters
 from grpo.rewards.math_parts import is_equation, is_relation, split_label, split_top
 from grpo.rewards.math_text import closing, words_of
 from grpo.rewards.math_units import Unit, split_unit
 
 LeafRule = Callable[[str, str], bool | None]
 
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _OPERATORS = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-zA-Z])")
 _EXPONENT = re.compile(r"\^\{")
 _IN_BASE = re.compile(r"([0-9A-Za-z]+)_\{(\d+)\}")
-_CONSTANTS = frozenset("ei")
 
 
-def decide(*, gold: str, answer: str) -> bool | None:
+def decide(*, gold: str, answer: str, worked_out: bool = True) -> bool | None:
     r"""Whether two expressions in canonical spelling are the same answer, where the rules can tell.
 
-    >>> decide(gold="1/2", answer="0.5"), decide(gold="5", answer="6"), decide(gold="x", answer="2x-x")
+    With ``worked_out``, an answer that leaves more to be done than gold is none, whatever its value.
+
+    >>> decide(gold="1/2", answer="0.5"), decide(gold="5", answer="6"), decide(gold=r"x", answer="2x-x")
     (True, False, None)
+    >>> decide(gold="5", answer="2+3"), decide(gold="5", answer="2+3", worked_out=False)
+    (False, True)
     """
     if gold == answer:
         return True
-    return next((verdict for rule in _RULES if (verdict := rule(gold, answer)) is not None), None)
+    together = measured(gold, answer)
+    if together is None:
+        return False
+    if together != (gold, answer):
+        return _without_units(gold, answer, together, worked_out)
+    verdict = next((found for rule in _FORM_RULES if (found := rule(gold, answer)) is not None), None)
+    if verdict is not None:
+        return verdict
+    verdict = next((found for rule in _VALUE_RULES if (found := rule(gold, answer)) is not None), None)
+    if verdict is False or not worked_out or _steps(gold, answer):
+        return verdict
+    return False if leaves_open(gold=gold, answer=answer) else verdict
+
+
+def _without_units(gold: str, answer: str, together: tuple[str, str], worked_out: bool) -> bool | None:
+    # Before one is turned into the measure of the other, which works it out.
+    if worked_out and leaves_open(gold=split_unit(gold)[0], answer=split_unit(answer)[0]):
+        return False
+    return decide(gold=together[0], answer=together[1], worked_out=False)
 
 
 def measured(gold: str, answer: str) -> tuple[str, str] | None:
@@ -53,14 +75,20 @@ def _times(body: str, unit: Unit) -> str:
 
 
 def _by_steps(gold: str, answer: str) -> bool | None:
-    """``2+3=5`` for gold 5: every step must have the value of gold."""
-    if is_equation(gold) or not is_equation(answer):
-        return None
+    """``2+3=5`` for gold 5: every step must have the value of gold, and one be worked out."""
+    steps = _steps(gold, answer)
+    verdicts = [decide(gold=gold, answer=step, worked_out=False) for step in steps]
+    if False in verdicts or (steps and all(decide(gold=gold, answer=step) is False for step in steps)):
+        return False
+    return True if steps and None not in verdicts else None
+
+
+def _steps(gold: str, answer: str) -> tuple[str, ...]:
+    """What stands between the signs of an equation that leads to an answer; none where it is one itself."""
+    if is_relation(gold) or not is_equation(answer):
+        return ()
     steps = split_top(split_label(answer)[1], "=")
-    if is_relation(gold) or any(is_relation(step) for step in steps):
-        return None
-    verdicts = [decide(gold=gold, answer=step) for step in steps]
-    return False if False in verdicts else None if None in verdicts else True
+    return () if any(is_relation(step) for step in steps) else steps
 
 
 def _by_equation(gold: str, answer: str) -> bool | None:
@@ -79,13 +107,6 @@ def _by_base(gold: str, answer: str) -> bool | None:
     if based and based[1][0].isdigit():
         return answer == based[1]
     return False if answer_based and answer_based[1][0].isdigit() else None
-
-
-def _by_unit(gold: str, answer: str) -> bool | None:
-    together = measured(gold, answer)
-    if together is None:
-        return False
-    return None if together == (gold, answer) else decide(gold=together[0], answer=together[1])
 
 
 def _by_words(gold: str, answer: str) -> bool | None:
@@ -135,19 +156,6 @@ def _by_unknowns(gold: str, answer: str) -> bool | None:
     return False if letters(answer) else None
 
 
-def letters(text: str) -> set[str]:
-    return set(re.findall(r"[a-zA-Z]", _COMMAND.sub(" ", text))) - _CONSTANTS
-
-
-_RULES: tuple[LeafRule, ...] = (
-    _by_steps,
-    _by_equation,
-    _by_ellipsis,
-    _by_base,
-    _by_unit,
-    _by_words,
-    _by_value,
-    _by_size,
-    _by_working_out,
-    _by_unknowns,
-)
+# What is an answer of another form is decided by that form; what is left, by its value.
+_FORM_RULES: tuple[LeafRule, ...] = (_by_steps, _by_equation, _by_ellipsis, _by_base, _by_words)
+_VALUE_RULES: tuple[LeafRule, ...] = (_by_value, _by_size, _by_working_out, _by_unknowns)

@@ -15,13 +15,16 @@ _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
+_WIDTHLESS = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
 _SIGNS = {
     "−": "-", "–": "-", "×": "*", "⋅": "*", "·": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "π": r"\pi ",
     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
     "±": r"\pm ", "∓": r"\mp ", "°": r"^{\circ}", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
-    "λ": r"\lambda ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "…": r"\ldots ", "⟨": "(", "⟩": ")",
+    "λ": r"\lambda ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "…": r"\ldots ", "⟨": "(", "⟩": ")", "≈": r"\approx ",
 }  # fmt: skip
 _SIGN = re.compile("|".join(_SIGNS))
+# Signs set as text are what they are elsewhere: a digit, or a factorial.
+_SIGNS_AS_TEXT = r"\\text\s*\{([^{}a-zA-Z]*)\}"
 # Plain spellings to one: commands that look alike, or that change the look alone.
 _PATTERNS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\\\(?=[a-zA-Z])(?![^\\]*\\end)", r"\\"),  # a command escaped twice, outside a matrix
@@ -29,7 +32,13 @@ _PATTERNS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<=\d)(?:(?<!\\)\\[, ]|\u202f|\u2009)(?=\d{3}(?!\d))", ","),
     (r"\\(?:left|right|bigg?[lrm]?|Bigg?[lrm]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?", ""),
     (r"\\(?:quad|qquad|hspace\{[^{}]*\})(?![a-zA-Z])|(?<!\\)\\[,;:> ]|~", " "),
+    (r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|boldsymbol|bm|pmb)(?=\s*\{)", ""),
+    (r"\\approx(?![a-zA-Z])", "="),  # there is no tolerance: what is said to be about 5 must be 5
+    (r"^\s*=(?!=)", ""),
     (r"\\[dtc]frac", r"\\frac"),
+    (r"(?:\{|^)([^{}\\]*)\\over(?![a-zA-Z])([^{}\\]*)(?:\}|$)", r"\\frac{\1}{\2}"),
+    (r"(?:\{|^)([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)(?:\}|$)", r"\\binom{\1}{\2}"),
+    (r"(?<=[\d.])\\dot(?=\s*\{)", r"\\overline"),
     (r"\\[dt]binom|\\choose(?![a-zA-Z])", r"\\binom"),
     (r"\\lbrace(?![a-zA-Z])|\\lbrack(?![a-zA-Z])", lambda match: r"\{" if "brace" in match[0] else "["),
     (r"\\rbrace(?![a-zA-Z])|\\rbrack(?![a-zA-Z])", lambda match: r"\}" if "brace" in match[0] else "]"),
@@ -49,7 +58,9 @@ _PATTERNS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\bar(?![a-zA-Z])", r"\\overline"),
     (r"\\(?:operatorname\*?|mathrm|mathbf|mathit|mathsf)\s*\{\s*([a-zA-Z])\s*\}", r"\1"),
     (r"\\operatorname\*?\s*\{\s*(sin|cos|tan|cot|sec|csc|log|ln|exp)\s*\}", r"\\\1 "),
-    (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|textnormal|mbox|operatorname)(?=\s*\{)", r"\\text"),
+    (r"\\(?:math(?:rm|bf|it|sf|tt)|text(?:bf|it|rm|sf|tt|up|normal)|emph|mbox|operatorname)(?=\s*\{)", r"\\text"),
+    (_SIGNS_AS_TEXT, r"\1"),
+    (r"^\s*\\text\s*\{\s*(-?\d[\d.,]*)(\s[^{}\d]*)\}\s*$", r"\1\\text{\2}"),  # a number and its unit
     (r"\\(?:degrees?|textdegree)(?![a-zA-Z])", r"^{\\circ}"),
     (r"(?<![\\a-zA-Z])(sin|cos|tan|cot|sec|csc|log|ln|exp|pi|sqrt)(?![a-zA-Z])", r"\\\1 "),
     (r"√", r"\\sqrt "),
@@ -68,7 +79,7 @@ _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SET_BUILDER = re.compile(r"\\\{([a-zA-Z])(?:\\in(?:\\mathbb\{R\}|R))?(?:\\mid|\||:)(?![|:])(.*)\\\}")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
-_WRAPPERS = ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"), ("**", "**"), ("`", "`"))
+_WRAPPERS = ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"), ("**", "**"), ("`", "`"), ('"', '"'))
 
 
 def canonical(text: str) -> str:
@@ -117,6 +128,7 @@ def words_of(text: str) -> str | None:
 
 
 def _plain_signs(text: str) -> str:
+    text = _WIDTHLESS.sub("", text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SUBSCRIPTS)}}}", text)
     text = _VULGAR.sub(_vulgar_fraction, text)
@@ -197,6 +209,6 @@ def _spaced(text: str) -> str:
 
 def _without_group(text: str) -> str:
     """Without braces or round brackets around a single whole."""
-    while text[:1] in ("{", "(") and closing(text, 0) == len(text) - 1 and "," not in text:
+    while text[:1] in ("{", "(") and closing(text, 0) == len(text) - 1 and not set(",;") & set(text):
         text = text[1:-1].strip()
     return text.removeprefix("+")

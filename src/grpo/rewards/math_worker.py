@@ -1,9 +1,9 @@
 r"""A process that compares expressions with math-verify and sympy, and may be killed at any moment.
 
 Started by :mod:`grpo.rewards.math_processes` and by nothing else: it imports the libraries once and then
-forks a worker for every socket it is sent. Each worker answers one JSON line with one JSON line. The kernel's
-own timer ends a worker that takes too long: its default action needs no interpreter, so nothing that sympy
-does can outlast it, and whoever asked sees the socket close. When its owner goes, all ends with it.
+forks a worker for every socket it is sent. Each worker says that it is ready, and then answers one JSON line with
+one JSON line. The kernel's own timer ends a worker that takes too long: its default action needs no interpreter, so
+nothing that sympy does can outlast it, and whoever asked sees the socket close. When its owner goes, all ends with it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ class UnreadableGold(ValueError):
     """Gold is no expression that the libraries can read: nothing can be compared with it."""
 
 
-def same_leaf(*, gold: str, answer: str) -> bool:
+def same_leaf(*, gold: str, answer: str, worked_out: bool = True) -> bool:
     """Whether two expressions in canonical spelling are the same answer, by every means there is.
 
     Raises:
         UnreadableGold: the rules cannot tell, and gold cannot be parsed.
     """
-    verdict = decide(gold=gold, answer=answer)
+    verdict = decide(gold=gold, answer=answer, worked_out=worked_out)
     if verdict is not None:
         return verdict
     together = measured(gold, answer)
     if together is not None and together != (gold, answer):
-        return same_leaf(gold=together[0], answer=together[1])
+        return same_leaf(gold=together[0], answer=together[1], worked_out=False)
     if not is_equation(gold) and is_equation(answer):
-        return all(same_leaf(gold=gold, answer=step) for step in split_top(split_label(answer)[1], "="))
+        steps = split_top(split_label(answer)[1], "=")
+        return all(same_leaf(gold=gold, answer=step, worked_out=False) for step in steps)
     gold_expression = _parsed(gold)
     if gold_expression is None:
         raise UnreadableGold(f"gold cannot be read as mathematics: {gold[:100]!r}")
@@ -188,6 +189,8 @@ def _work(connection: socket.socket) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with connection.makefile("rw", encoding="utf-8", newline="\n") as lines:
+        lines.write('{"ready": true}\n')
+        lines.flush()
         for line in lines:
             signal.setitimer(signal.ITIMER_REAL, json.loads(line)["limit_seconds"])
             reply = answer_line(line)
