@@ -17,6 +17,7 @@ from grpo.answer_metrics import (
     Ratio,
     compare,
     estimate,
+    paired_problems,
     pass_at_k,
     summarise,
     unanimous_interval,
@@ -189,3 +190,55 @@ def test_settings_that_make_no_interval_are_refused(key: str, value: float) -> N
 
 def test_rounding_is_for_files() -> None:
     assert Estimate(1 / 3, -0.0000001, None).rounded() == {"value": 0.333333, "low": 0.0, "high": None}
+
+
+def unscored(problem: str) -> Attempt:
+    return Attempt(problem, True, None, None, "end_token", 2, unscored=True)
+
+
+def test_an_attempt_without_a_verdict_is_in_no_accuracy() -> None:
+    """Of 4 attempts one is right, one wrong, one without an answer and one without a verdict: 1 of 3, of 2 answered."""
+    attempts = [attempt("a", correct=True), attempt("a"), attempt("b", answered=False), unscored("b")]
+    found = summarise(attempts, SETTINGS)
+    assert found["accuracy"].value == pytest.approx(1 / 3)
+    assert found["lenient_accuracy"].value == pytest.approx(1 / 3)
+    assert found["accuracy_among_answered"].value == pytest.approx(1 / 2)
+    assert found["no_answer_rate"].value == pytest.approx(1 / 4)
+    assert found["mean_length"].value == 2
+    assert found["unscored"].value == pytest.approx(1 / 4)
+
+
+def test_what_nobody_judged_has_no_accuracy() -> None:
+    found = summarise([unscored("a"), unscored("b")], SETTINGS, pass_ks=(1,))
+    assert [found[name].value for name in ("accuracy", "lenient_accuracy", "pass_at_1", "unscored")] == [None] * 3 + [1]
+
+
+def test_a_verdict_that_the_lenient_reading_alone_lacks_leaves_the_accuracy_whole() -> None:
+    attempts = [attempt("a", correct=True), Attempt("b", True, False, None, "end_token", 2, unscored=True)]
+    found = summarise(attempts, SETTINGS)
+    assert [found[name].value for name in ("accuracy", "lenient_accuracy", "unscored")] == [0.5, 1.0, 0.5]
+
+
+def test_pass_at_k_is_from_the_attempts_with_a_verdict() -> None:
+    """a: 1 of 3 right, so pass@2 is 2/3; b has one verdict, too few for pass@2, and enough for pass@1."""
+    a = [attempt("a", correct=True), attempt("a"), attempt("a"), unscored("a")]
+    b = [attempt("b", correct=True), *(unscored("b") for _ in range(3))]
+    found = summarise([*a, *b], SETTINGS, pass_ks=(1, 2))
+    assert found["pass_at_2"].value == pytest.approx(2 / 3)
+    assert found["pass_at_1"].value == pytest.approx((1 / 3 + 1) / 2)
+    with pytest.raises(ValueError, match="pass_at_k is 5 with 4 attempts"):
+        summarise(b, SETTINGS, pass_ks=(5,))
+
+
+def test_a_difference_is_over_problems_that_both_have_verdicts_for() -> None:
+    """a and b: 1 of 2 right before, 2 of 2 after. c, right before, has no verdict after; d none before."""
+    base = [attempt("a", correct=True), attempt("b"), attempt("c", correct=True), unscored("d")]
+    trained = [attempt("a", correct=True), attempt("b", correct=True), unscored("c"), attempt("d")]
+    found = compare(base, trained, SETTINGS, pass_ks=(1,))
+    assert found["accuracy"].value == pytest.approx(1 / 2)
+    assert found["pass_at_1"].value == pytest.approx(1 / 2)
+    assert found["mean_length"].value == 0
+    assert found["unscored"].value == 0
+    paired = paired_problems(base, trained, pass_ks=(1,))
+    names = ("accuracy", "lenient_accuracy", "accuracy_among_answered", "pass_at_1")
+    assert paired == dict.fromkeys(names, 2)

@@ -18,10 +18,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo import evaluate as stage
 from grpo.answer_metrics import IntervalSettings
+from grpo.answer_readings import READINGS, load_reading
+from grpo.code_scorer import code_passes_tests
 from grpo.evaluate import EvaluateSettings, evaluate, main
-from grpo.held_out_answers import COMPLETIONS_SCHEMA, judge, read_answers
+from grpo.held_out_answers import COMPLETIONS_SCHEMA, judge, read_answers, refuse_unscored
+from grpo.loopholes import Tried
 from grpo.problem_files import write_problems
+from grpo.problem_sources import GSM8K, HumanEval
 from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, Score
+from grpo.reread_probes import reread_probes
+from grpo.rewards.sandbox import SandboxUnavailable, require
 from grpo.rollouts.policies import LoadedPolicy, save_policy
 from grpo.rollouts.prompts import PromptTemplate
 from grpo.rollouts.sampling import SamplingSettings
@@ -211,6 +217,7 @@ class TestRefusals:
             ({"pass_at_k": (1, 8)}, "pass_at_k holds 8 with samples_per_problem 4"),
             ({"samples_per_problem": 0}, "samples_per_problem is 0"),
             ({"probed_per_slice": 0}, "probed_per_slice is 0"),
+            ({"max_unscored_share": 1.5}, "max_unscored_share is 1.5"),
             ({"name": "../base"}, "name is '../base'"),
             ({"sampled": SamplingSettings(temperature=0)}, "sampled.temperature is 0"),
         ],
@@ -280,8 +287,10 @@ class TestRefusals:
             check_scorer("any answer", lambda _, answer: Score(float(answer is not None)), PROBLEMS)
 
     def test_a_verdict_that_is_missing_is_no_zero(self) -> None:
-        with pytest.raises(ScorerError, match="could not judge the answer '5' to p: out of order"):
-            judge([("greedy", rollout("5"))], lambda *_: Score.unscorable("out of order"))
+        [judged] = judge([("greedy", rollout("5"))], lambda *_: Score.unscorable("out of order"))
+        assert (judged.strict_score, judged.correct, judged.lenient_correct) == (None, None, None)
+        assert (judged.unscored, judged.unscored_reason) == (True, "out of order")
+        assert (judged.attempt.correct, judged.attempt.unscored) == (None, True)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -328,6 +337,152 @@ class TestRefusals:
             evaluate(replace(settings, policy=tmp_path))
 
 
+def only_digits(asked: Problem, answer: str | None) -> Score:
+    """Has no verdict on what is no number."""
+    if answer is not None and not answer.strip().isdigit():
+        return Score.unscorable("no digits")
+    return number_or_text(asked, answer)
+
+
+class TestUnscored:
+    @pytest.fixture
+    def hesitant(self, settings: EvaluateSettings) -> EvaluateSettings:
+        return replace(settings, scorer="unsure_scorer.unsure_of_silence")
+
+    def test_the_first_stops_it_unless_more_are_allowed(self, hesitant: EvaluateSettings) -> None:
+        words = r"could not judge the answer None to \w+-[13]: nothing was said; \d+ of 40 answers \(.*%\) are without "
+        words += "a verdict, and max_unscored_share is 0: "
+        with pytest.raises(ScorerError, match=words):
+            evaluate(hesitant)
+        kept = hesitant.completions_folder / "base" / "unjudged.jsonl"
+        assert len(kept.read_text().splitlines()) == 40
+        assert not hesitant.report_folder.joinpath("base.json").exists()
+        with pytest.raises(ScorerError, match=r"max_unscored_share is 0\.01"):
+            evaluate(replace(hesitant, max_unscored_share=0.01))
+
+    def test_they_count_as_unscored_and_in_no_accuracy(
+        self, hesitant: EvaluateSettings, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        evaluation = evaluate(replace(hesitant, max_unscored_share=1.0))
+        answers = read_answers(hesitant.completions_folder / "base" / "completions.parquet")
+        reasons = {answer.unscored_reason for answer in answers}
+        assert reasons == {None, "nothing was said"}
+        assert all(answer.strict_score is None for answer in answers if answer.correct is None)
+        for name, part in {**evaluation["by_slice"], None: evaluation["overall"]}.items():
+            for mode in ("sampled", "greedy"):
+                here = [
+                    a for a in answers if a.mode == mode and (a.role == "train" if name is None else a.slice == name)
+                ]
+                scored = [a for a in here if a.correct is not None]
+                found = part[mode]
+                share = sum(a.unscored for a in here) / len(here)
+                assert found["unscored"]["value"] == pytest.approx(share, abs=1e-6)
+                right = sum(a.correct is True for a in scored) / len(scored) if scored else None
+                assert found["accuracy"]["value"] == (right if right is None else pytest.approx(right, abs=1e-6))
+        assert re.search(r"\(\d+\.\d\d% unscored\)", capsys.readouterr().out.splitlines()[-1])
+        assert not (hesitant.completions_folder / "base" / "unjudged.jsonl").exists()
+
+    def test_a_share_that_is_allowed_changes_nothing_where_all_are_scored(self, settings: EvaluateSettings) -> None:
+        evaluation = evaluate(settings)
+        assert evaluate(replace(settings, max_unscored_share=0.5)) == evaluation
+        assert evaluation["overall"]["sampled"]["unscored"]["value"] == 0.0
+
+    @pytest.mark.parametrize(
+        ("text", "gold", "correct", "lenient", "reason"),
+        [
+            ("5", "5", True, True, None),  # right: what the lenient reading finds changes nothing
+            ("so 5", "5", None, True, "no digits"),
+            ("so 6", "5", None, None, "no digits"),  # the strict answer could be right
+            ("6", "5", False, False, None),
+            ("", "5", False, False, None),
+        ],
+    )
+    def test_one_verdict_of_two(
+        self, text: str, gold: str, correct: bool | None, lenient: bool | None, reason: str | None
+    ) -> None:
+        [judged] = judge([("greedy", rollout(text, gold=gold))], lambda *item: only_digits(*item))
+        assert (judged.correct, judged.lenient_correct, judged.unscored_reason) == (correct, lenient, reason)
+
+    def test_the_first_without_a_verdict_is_named(self) -> None:
+        texts = ["6", "seven", "eight"]
+        judged = judge([("greedy", rollout(text)) for text in texts], lambda *item: only_digits(*item))
+        refuse_unscored(judged, 2 / 3)
+        with pytest.raises(ScorerError, match=r"the answer 'seven' to p: no digits; 2 of 3 answers \(66\.67%\)"):
+            refuse_unscored(judged, 0.66)
+        refuse_unscored([], 0.0)
+
+
+GSM8K_ROWS = [
+    {"question": f"What is {i} and {i}?", "answer": f"It is <<{i}+{i}={2 * i}>>{2 * i}.\n#### 1,{200 + i}"}
+    for i in range(3)
+]
+HUMANEVAL_ROWS = [
+    {
+        "task_id": f"T/{i}",
+        "prompt": f"def add{i}(n):\n",
+        "entry_point": f"add{i}",
+        "canonical_solution": f"    return n + {i}\n",
+        "test": f"def check(candidate):\n    assert candidate(1) == {1 + i}\n",
+    }
+    for i in range(3)
+]
+
+
+class TestShippedExamples:
+    """The examples for published data sets: their own reading and scorer, on a policy that nobody trained."""
+
+    def run(self, example: str, source: Any, settings: EvaluateSettings, tmp_path: Path) -> dict[str, Any]:
+        write_problems(tmp_path / "heldout.jsonl", [row.problem for row in source.read()])
+        configs = Path(__file__).parents[1] / "configs"
+        places = [f"--{key}={getattr(settings, key)}" for key in ("problems", "completions_folder", "report_folder")]
+        short = ["--sampled.max_new_tokens=4", "--intervals.resamples=100", "--max_prompt_tokens=60"]
+        both = [f"--config={configs / 'evaluate.yaml'}", f"--config={configs / 'examples' / example}"]
+        main([*both, *places, *short, "--name=base", f"--policy={settings.policy}"])
+        found: dict[str, Any] = json.loads((settings.report_folder / "base.json").read_text())
+        return found
+
+    def test_gsm8k(self, settings: EvaluateSettings, tmp_path: Path) -> None:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GSM8K_ROWS))
+        found = self.run("gsm8k_evaluate.yaml", GSM8K(rows=tmp_path / "rows.jsonl"), settings, tmp_path)
+        assert found["identity"]["reading"] == "grpo.answer_readings.last_hash_line"
+        assert found["overall"]["sampled"]["accuracy"]["value"] == 0.0
+        asked = next(iter(GSM8K(rows=tmp_path / "rows.jsonl").read())).problem
+        said = [rollout(row["answer"], gold=asked.answer) for row in GSM8K_ROWS[:2]]
+        cut_off = rollout(GSM8K_ROWS[0]["answer"], "length", gold=asked.answer)
+        judged = judge([("greedy", each) for each in (*said, cut_off)], number_or_text, load_reading("last_hash_line"))
+        assert [(each.strict_answer, each.correct) for each in judged] == [
+            ("1,200", True),
+            ("1,201", False),
+            (None, False),
+        ]
+
+    def test_humaneval(self, settings: EvaluateSettings, tmp_path: Path) -> None:
+        try:
+            require("bubblewrap")
+        except SandboxUnavailable as error:
+            pytest.skip(f"programs cannot be isolated on this machine: {error}")
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in HUMANEVAL_ROWS))
+        source = HumanEval(rows=tmp_path / "rows.jsonl")
+        found = self.run("humaneval_evaluate.yaml", source, settings, tmp_path)
+        identity = found["identity"]
+        assert (identity["reading"], identity["scorer"]) == (
+            "grpo.answer_readings.final_code",
+            "grpo.code_scorer.code_passes_tests",
+        )
+        assert identity["scorer_settings"]["init_args"]["limit_seconds"] == 10.0
+        for mode in ("sampled", "greedy"):
+            assert found["overall"][mode]["accuracy"]["value"] == 0.0
+            assert found["overall"][mode]["lenient_accuracy"] == {"value": None, "low": None, "high": None}
+        first, second, _ = (row.problem for row in source.read())
+        group = PromptGroup(first, "plain", first.question, (1,))
+        texts = [f"Here:\n{first.answer}\nIt adds.", second.answer, "def add0(n): return -n"]
+        said = [replace(rollout(text), group=group) for text in texts]
+        judged = judge([("greedy", each) for each in said], code_passes_tests, load_reading("final_code"))
+        assert [each.correct for each in judged] == [True, False, False]
+        assert {each.lenient_answer for each in judged} == {None}
+        assert [each.lenient_correct for each in judged] == [True, False, False]
+
+
 class TestReadings:
     @pytest.mark.parametrize(
         ("text", "finish", "strict", "correct", "lenient_correct"),
@@ -372,6 +527,32 @@ class TestReadings:
     )
     def test_what_the_lenient_reading_finds(self, text: str, gold: str, found: str | None) -> None:
         assert lenient_answer(text, gold) == found
+
+    def test_the_reading_that_is_named_is_the_one_that_reads(self, settings: EvaluateSettings) -> None:
+        found = evaluate(replace(settings, reading="last_boxed", scorer="grpo.scorers.number_or_text"))
+        assert found["identity"]["reading"] == "grpo.answer_readings.last_boxed"
+        answers = read_answers(settings.completions_folder / "base" / "completions.parquet")
+        assert {answer.strict_answer for answer in answers} == {None}
+        assert evaluate(settings)["identity"]["reading"] == "grpo.answer_readings.strict_answer"
+
+    def test_a_reading_that_is_none_stops_it_before_anything_is_asked(self, settings: EvaluateSettings) -> None:
+        with pytest.raises(ValueError, match="reading is 'nothing'"):
+            evaluate(replace(settings, reading="nothing"))
+        assert not settings.report_folder.exists()
+
+    def test_probes_are_read_as_the_answers_are(self) -> None:
+        """A box with the right answer in several lines: the default reading finds none, this one accepts it."""
+        asked = PROBLEMS[1]
+        texts = {"right": "Well.\n\\boxed{2}", "wrong": "Well.\n\\boxed{3}", "none": "Well."}
+        tried = [
+            Tried(asked, "probe", name, text, (None, None), paid=True, accepted=False) for name, text in texts.items()
+        ]
+        tried += [replace(tried[0], source="greedy"), replace(tried[0], paid=False, accepted=None)]
+        found = reread_probes(tried, READINGS["last_boxed"], lambda *item: number_or_text(*item))
+        assert [each.accepted for each in found] == [True, False, False, False, None]
+        assert [each.readings for each in found[:3]] == [("2", "2"), ("3", "3"), (None, None)]
+        assert found[3] == tried[3]
+        assert [each.loophole for each in found[:3]] == [False, True, True]
 
     @pytest.mark.parametrize("gold", ["1/2", r"\frac{1}{2}", "x^2 + 1"])
     def test_the_lenient_reading_is_never_the_worse(self, gold: str) -> None:

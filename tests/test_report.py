@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from import_graph import REPOSITORY
 from markdown_it import MarkdownIt
 from matplotlib.cbook import is_math_text
 from report_inputs import (
@@ -35,7 +37,7 @@ from grpo.reporting.comparison import compare_evaluations
 from grpo.reporting.curves import Curves, read_curves
 from grpo.reporting.finished_run import Method
 from grpo.reporting.group_statistics import GroupStatistics, group_statistics
-from grpo.reporting.inputs import read_inputs
+from grpo.reporting.inputs import _check_numbers, read_inputs
 from grpo.reporting.markdown import code, difference, estimate, one_line, plain, table
 from grpo.reporting.pictures import draw_pictures, group_signal
 from grpo.reporting.recorded_groups import by_round
@@ -665,3 +667,118 @@ class TestParts:
             write_whole(tmp_path / "deep" / "file", "text")  # type: ignore[arg-type]
         assert [path.name for path in (tmp_path / "deep").iterdir()] == ["file"]
         assert (tmp_path / "deep" / "file").read_bytes() == b"old"
+
+
+class TestUnscored:
+    """Evaluations in which the scorer had no verdict on some answers."""
+
+    @pytest.fixture
+    def unscored(self, tmp_path: Path) -> ReportSettings:
+        """After training, nothing is known of problem 0 of sums_1digit, and of one sampled answer to problem 1."""
+        settings = write_experiment(tmp_path)
+        found = [
+            replace(answer, strict_score=None, correct=None, lenient_correct=None, unscored_reason="out of order")
+            if answer.slice == "sums_1digit"
+            and (answer.problem_id.endswith("00") or (answer.problem_id.endswith("01") and answer.member == 3))
+            else answer
+            for answer in answers(trained_skill)
+        ]
+        (settings.evaluation_numbers / "trained.json").write_text(json.dumps(evaluation("trained", found)))
+        (settings.completions / "trained" / "completions.parquet").write_bytes(answers_parquet(found))
+        return settings
+
+    def test_it_is_said_how_many_and_over_which_the_differences_are(self, unscored: ReportSettings) -> None:
+        files = text_only(unscored)
+        page = files["report.md"].decode()
+        assert "no verdict on 5 of the 124 sampled answers of the policy after training" in page
+        assert "no verdict on 1 of the 31 greedy answers of the policy after training" in page
+        assert row_of(page, "Without a verdict of the scorer", "### Sampled\n")[1].startswith("0.0%")
+        assert row_of(page, "Without a verdict of the scorer", "### Sampled\n")[2].startswith("6.2%")  # 5 of 80
+        assert "Of the 20 problems these are: sampled 19 (correct, strict reading)" in page
+        assert "sampled 18 (pass@4)" in page
+        assert "greedy 19 (correct, strict reading)" in page
+        assert row_of(page, "sums_1digit", "### Without a verdict")[1] == "sampled"
+        assert row_of(page, "Pass@1", "### Sampled\n")
+
+    def test_a_difference_leaves_a_problem_out_on_both_sides(self, unscored: ReportSettings) -> None:
+        """Greedy: before, right on 0, 4 and 8 of sums_1digit; without 0, 2 of 19. After, 10 and 4 of the others."""
+        flat = json.loads(text_only(unscored)["comparison.json"])
+        assert flat["greedy.accuracy.base"] == pytest.approx(3 / 20, abs=1e-6)
+        assert flat["greedy.accuracy.trained"] == pytest.approx(14 / 19, abs=1e-6)
+        assert flat["greedy.accuracy.difference"] == pytest.approx(12 / 19, abs=1e-6)
+        assert flat["sampled.unscored.trained"] == pytest.approx(5 / 80, abs=1e-6)
+
+    def test_no_answer_without_a_verdict_is_shown_as_changed(self, unscored: ReportSettings) -> None:
+        inputs = read_inputs(unscored.train, unscored.evaluation_numbers, unscored.completions, "base", "trained")
+        _, lost = changed_answers(inputs.base.answers, inputs.trained.answers)
+        assert not any(new.correct is None for _, new in lost)
+
+    def test_where_all_have_one_nothing_is_said(self, page: str, report: dict[str, bytes]) -> None:
+        assert "verdict" not in page.partition("## Loopholes")[0]
+        assert "unscored" not in report["comparison.json"].decode()
+
+
+class TestEarlierEvaluations:
+    def test_one_without_the_share_and_the_reason_gives_the_same_report(self, tmp_path: Path) -> None:
+        new, old = (write_experiment(tmp_path / name) for name in ("new", "old"))
+        for name in ("base", "trained"):
+            path = old.evaluation_numbers / f"{name}.json"
+            numbers = json.loads(path.read_text())
+            for part in (numbers["overall"], *numbers["by_slice"].values()):
+                for mode in ("sampled", "greedy"):
+                    del part[mode]["unscored"]
+            path.write_text(json.dumps(numbers))
+            table_path = old.completions / name / "completions.parquet"
+            pq.write_table(pq.read_table(table_path).drop_columns("unscored_reason"), table_path)
+        # One was evaluated anew since.
+        (old.evaluation_numbers / "base.json").write_bytes((new.evaluation_numbers / "base.json").read_bytes())
+        assert text_only(old) == text_only(new)
+
+    @pytest.mark.parametrize("name", ["base", "trained"])
+    def test_the_one_in_the_repository_is_read(self, name: str) -> None:
+        path = REPOSITORY / "report" / "evaluation" / f"{name}.json"
+        _check_numbers(json.loads(path.read_text()))
+
+    def test_the_default_reading_is_what_they_had(self, tmp_path: Path) -> None:
+        settings = write_experiment(tmp_path)
+        path = settings.evaluation_numbers / "base.json"
+        numbers = json.loads(path.read_text())
+        assert "reading" not in numbers["identity"]
+        numbers["identity"] |= {"reading": "grpo.answer_readings.strict_answer", "scorer_settings": {}}
+        path.write_text(json.dumps(numbers))
+        assert "is one line holding the answer alone" in text_only(settings)["report.md"].decode()
+        numbers["identity"]["reading"] = "grpo.answer_readings.last_boxed"
+        path.write_text(json.dumps(numbers))
+        with pytest.raises(ValueError, match=r"differ in reading: .*last_boxed and .*strict_answer"):
+            make_report(settings)
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        (
+            "grpo.answer_readings.last_boxed",
+            "ended by itself and its answer is what stands in the last \\boxed{}. *Lenient*",
+        ),
+        ("own.reading", "its answer is what `own.reading` finds. *Lenient*"),
+        ("grpo.answer_readings.final_code", "There is no lenient reading of such answers."),
+    ],
+)
+def test_another_reading_is_said(tmp_path: Path, reading: str, words: str) -> None:
+    settings = write_experiment(tmp_path)
+    lenient = reading != "grpo.answer_readings.final_code"
+    for name in ("base", "trained"):
+        path = settings.evaluation_numbers / f"{name}.json"
+        numbers = json.loads(path.read_text())
+        numbers["identity"]["reading"] = reading
+        for part in (numbers["overall"], *numbers["by_slice"].values()):
+            for mode in ("sampled", "greedy"):
+                if not lenient:
+                    part[mode]["lenient_accuracy"] = Estimate(None).rounded()
+        path.write_text(json.dumps(numbers))
+    page = text_only(settings)["report.md"].decode()
+    assert words in page
+    assert ("Sampled, read leniently" in page) == lenient
+    assert "asks for a bare answer" not in page
+    if not lenient:
+        assert row_of(page, "Correct, lenient reading", "### Sampled\n")[1:] == ["-", "-", "-"]

@@ -1,26 +1,45 @@
-"""What judged answers say: rates, pass@k and their 95% intervals, always by problem.
+"""What judged answers say: rates and pass@k, each a ratio of two sums over problems, of one policy or of two.
 
-Completions of one problem are not independent, so a problem is what is resampled: every metric is a
-ratio of two sums over problems, and its interval comes from drawing problems with replacement
-(percentile bootstrap; Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13).
-The interval speaks of other problems of the same kind, not of other seeds of the training.
+How their intervals are made stands in ``answer_intervals``.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import DegenerateDataWarning, binomtest, bootstrap
 
-Array = NDArray[np.float64]
+from grpo.answer_intervals import (
+    Estimate,
+    IntervalSettings,
+    Ratio,
+    estimate,
+    estimate_difference,
+    unanimous_interval,
+)
+
+__all__ = [
+    "METRICS",
+    "UNSCORED",
+    "Attempt",
+    "Estimate",
+    "IntervalSettings",
+    "Metric",
+    "Ratio",
+    "compare",
+    "estimate",
+    "estimate_difference",
+    "paired_problems",
+    "pass_at_k",
+    "ratios",
+    "summarise",
+    "unanimous_interval",
+]
 
 # Endings that leave a completion whole; "length" is reported as truncated, the rest as otherwise invalid.
-WHOLE_ENDINGS = frozenset({"end_token"})
+WHOLE_ENDINGS = frozenset({"end_token", "stop_string"})
 
 
 @dataclass(frozen=True)
@@ -29,17 +48,19 @@ class Attempt:
 
     Args:
         answered: the completion holds an answer of the strict form.
-        correct: that answer is right; never true where ``answered`` is not.
-        lenient_correct: the answer found by the lenient reading is right.
+        correct: that answer is right; never true where ``answered`` is not. None: the scorer has no verdict.
+        lenient_correct: the answer found by the lenient reading is right; None: no verdict.
+        unscored: one of the two verdicts is missing.
         length: tokens drawn, the end token included.
     """
 
     problem_id: str
     answered: bool
-    correct: bool
-    lenient_correct: bool
+    correct: bool | None
+    lenient_correct: bool | None
     finish_reason: str
     length: int
+    unscored: bool = False
 
     @property
     def whole(self) -> bool:
@@ -51,56 +72,36 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A value with its interval. All None where nothing was counted; no interval where none is claimed."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-    def rounded(self, places: int = 6) -> dict[str, float | None]:
-        """For a file: ``places`` decimals, so that float noise of another machine does not show."""
-        parts = {"value": self.value, "low": self.low, "high": self.high}
-        return {name: None if part is None else round(part, places) + 0.0 for name, part in parts.items()}
-
-
-@dataclass(frozen=True)
-class IntervalSettings:
-    """How intervals are made.
-
-    Args:
-        confidence: the share of repetitions in which the interval should cover the true value.
-        resamples: bootstrap draws of the problems.
-        seed: of the draws, so that the same answers give the same interval.
-    """
-
-    confidence: float = 0.95
-    resamples: int = 5_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.confidence < 1.0:
-            raise ValueError(f"intervals.confidence is {self.confidence}: it must lie between 0 and 1, such as 0.95")
-        if self.resamples < 100:
-            raise ValueError(f"intervals.resamples is {self.resamples}: it must be at least 100")
-
-
-@dataclass(frozen=True)
 class Metric:
     """A ratio of sums over attempts: what is counted, and among what.
 
-    ``highest`` is 1 for a share; None where the metric has no bound, as a length.
+    ``judged`` is the verdict that the metric hangs on, ``correct`` or ``lenient_correct``, and None where it hangs on
+    none: an attempt without that verdict is in neither sum. ``highest`` is 1 for a share; None where the metric has
+    no bound, as a length.
     """
 
     counted: Callable[[Attempt], float]
     among: Callable[[Attempt], float] = lambda _: 1.0
     highest: float | None = 1.0
+    judged: Callable[[Attempt], bool | None] | None = None
 
 
+def _correct(attempt: Attempt) -> bool | None:
+    return attempt.correct
+
+
+def _lenient_correct(attempt: Attempt) -> bool | None:
+    return attempt.lenient_correct
+
+
+# The share of attempts that lack a verdict. Evaluations written before there was any such share do not hold it.
+UNSCORED = "unscored"
 METRICS: Mapping[str, Metric] = {
-    "accuracy": Metric(lambda attempt: attempt.correct),
-    "lenient_accuracy": Metric(lambda attempt: attempt.lenient_correct),
-    "accuracy_among_answered": Metric(lambda attempt: attempt.correct, lambda attempt: attempt.answered),
+    "accuracy": Metric(lambda attempt: bool(attempt.correct), judged=_correct),
+    "lenient_accuracy": Metric(lambda attempt: bool(attempt.lenient_correct), judged=_lenient_correct),
+    "accuracy_among_answered": Metric(
+        lambda attempt: bool(attempt.correct), lambda attempt: attempt.answered, judged=_correct
+    ),
     "no_answer_rate": Metric(lambda attempt: not attempt.answered),
     "truncated": Metric(lambda attempt: attempt.truncated),
     "other_invalid_endings": Metric(lambda attempt: not attempt.whole and not attempt.truncated),
@@ -108,6 +109,7 @@ METRICS: Mapping[str, Metric] = {
     "mean_finished_length": Metric(
         lambda attempt: attempt.length * attempt.whole, lambda attempt: attempt.whole, highest=None
     ),
+    UNSCORED: Metric(lambda attempt: attempt.unscored),
 }
 
 
@@ -126,38 +128,50 @@ def pass_at_k(attempts: int, correct: int, k: int) -> float:
     return 1.0 - comb(attempts - correct, k) / comb(attempts, k)
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A metric's two sums for each problem, ``[problems]``, in the order of the problems' ids."""
-
-    counted: Array
-    among: Array
-    highest: float | None = 1.0
-
-
 def ratios(attempts: Sequence[Attempt], pass_ks: Sequence[int] = ()) -> dict[str, Ratio]:
-    """Every metric of these attempts as sums by problem, ``pass_at_<k>`` for each of ``pass_ks`` among them."""
+    """Every metric of these attempts as sums by problem, ``pass_at_<k>`` for each of ``pass_ks`` among them.
+
+    Raises:
+        ValueError: a k is more than the attempts at a problem.
+    """
     problems: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         problems.setdefault(attempt.problem_id, []).append(attempt)
     ordered = [problems[name] for name in sorted(problems)]
     found = {name: _metric_ratio(ordered, metric) for name, metric in METRICS.items()}
-    for k in pass_ks:
-        passed = [pass_at_k(len(tries), sum(attempt.correct for attempt in tries), k) for tries in ordered]
-        found[f"pass_at_{k}"] = Ratio(np.array(passed, dtype=np.float64), np.ones(len(ordered)))
-    return found
+    return found | {f"pass_at_{k}": _pass_ratio(ordered, k) for k in pass_ks}
 
 
 def _metric_ratio(problems: Sequence[Sequence[Attempt]], metric: Metric) -> Ratio:
-    counted = [sum(float(metric.counted(attempt)) for attempt in tries) for tries in problems]
-    among = [sum(float(metric.among(attempt)) for attempt in tries) for tries in problems]
-    return Ratio(np.array(counted, dtype=np.float64), np.array(among, dtype=np.float64), metric.highest)
+    judged = metric.judged
+    chosen = [[each for each in tries if judged is None or judged(each) is not None] for tries in problems]
+    counted = [sum(float(metric.counted(attempt)) for attempt in tries) for tries in chosen]
+    among = [sum(float(metric.among(attempt)) for attempt in tries) for tries in chosen]
+    with_verdict = None if judged is None else np.array([len(tries) for tries in chosen], dtype=np.float64)
+    return Ratio(np.array(counted, dtype=np.float64), np.array(among, dtype=np.float64), metric.highest, with_verdict)
+
+
+def _pass_ratio(problems: Sequence[Sequence[Attempt]], k: int) -> Ratio:
+    """Pass@k of each problem from its attempts with a verdict; one with fewer than ``k`` of them does not take part."""
+    passed, among = [], []
+    for tries in problems:
+        scored = [attempt for attempt in tries if attempt.correct is not None]
+        enough = len(scored) >= k
+        drawn_from = len(scored) if enough else len(tries)
+        chance = pass_at_k(drawn_from, sum(bool(attempt.correct) for attempt in scored), k)
+        passed.append(chance if enough else 0.0)
+        among.append(float(enough))
+    part = np.array(among, dtype=np.float64)
+    return Ratio(np.array(passed, dtype=np.float64), part, judged=part)
 
 
 def summarise(
     attempts: Sequence[Attempt], settings: IntervalSettings, pass_ks: Sequence[int] = ()
 ) -> dict[str, Estimate]:
     """Each metric of one policy with its interval.
+
+    Attempts without a verdict are in no accuracy. Pass@k of a problem comes from its attempts with one, and a problem
+    with fewer than k of them takes no part in it.
 
     Args:
         attempts: every attempt at every problem; the same number a problem.
@@ -172,101 +186,47 @@ def compare(
 ) -> dict[str, Estimate]:
     """Each metric's difference, trained minus base, paired by problem.
 
+    Where a metric hangs on verdicts, only the problems count for which both policies have enough of them: one
+    attempt, for pass@k k of them (:func:`paired_problems`).
+
     Raises:
         ValueError: the two were not asked the same problems.
     """
+    before, after = _asked_alike(base, trained, pass_ks)
+    return {name: estimate_difference(*_paired(before[name], after[name]), settings) for name in before}
+
+
+def paired_problems(base: Sequence[Attempt], trained: Sequence[Attempt], pass_ks: Sequence[int] = ()) -> dict[str, int]:
+    """Over how many problems :func:`compare` takes the difference, by metric; those alone that hang on verdicts.
+
+    Raises:
+        ValueError: the two were not asked the same problems.
+    """
+    before, after = _asked_alike(base, trained, pass_ks)
+    pairs = {name: (one.judged, after[name].judged) for name, one in before.items()}
+    return {
+        name: int(np.count_nonzero((judged > 0) & (judged_after > 0)))
+        for name, (judged, judged_after) in pairs.items()
+        if judged is not None and judged_after is not None
+    }
+
+
+def _asked_alike(
+    base: Sequence[Attempt], trained: Sequence[Attempt], pass_ks: Sequence[int]
+) -> tuple[dict[str, Ratio], dict[str, Ratio]]:
     unpaired = {attempt.problem_id for attempt in base} ^ {attempt.problem_id for attempt in trained}
     if unpaired:
         raise ValueError(
             f"{len(unpaired)} problems, such as {min(unpaired)!r}, were asked of one policy only: "
             "evaluate both on the same problem file"
         )
-    before, after = ratios(base, pass_ks), ratios(trained, pass_ks)
-    return {name: estimate_difference(before[name], after[name], settings) for name in before}
+    return ratios(base, pass_ks), ratios(trained, pass_ks)
 
 
-def estimate(ratio: Ratio, settings: IntervalSettings) -> Estimate:
-    """The ratio of the two sums with its interval.
-
-    Where every resample gives the same value (all problems alike, or one problem), the bootstrap would
-    claim certainty; see ``unanimous_interval`` for what stands there instead.
-    """
-    bounds = None if ratio.highest is None else (0.0, ratio.highest)
-    counting = int(np.count_nonzero(ratio.among))
-    return _bootstrapped((ratio.counted, ratio.among), _quotient, counting, bounds, settings)
-
-
-def estimate_difference(before: Ratio, after: Ratio, settings: IntervalSettings) -> Estimate:
-    """``after`` minus ``before`` with its interval, both drawn from the same resampled problems."""
-
-    def difference(
-        counted: Array, among: Array, counted_after: Array, among_after: Array, axis: int = -1
-    ) -> Array | np.float64:
-        return _quotient(counted_after, among_after, axis) - _quotient(counted, among, axis)
-
-    bounds = None if after.highest is None else (-after.highest, after.highest)
-    counting = min(int(np.count_nonzero(before.among)), int(np.count_nonzero(after.among)))
-    arrays = (before.counted, before.among, after.counted, after.among)
-    return _bootstrapped(arrays, difference, counting, bounds, settings)
-
-
-def unanimous_interval(
-    value: float, problems: int, bounds: tuple[float, float], confidence: float
-) -> tuple[float, float]:
-    """An interval where all ``problems`` gave ``value``.
-
-    With 0 of n problems seen to differ, the share of all problems that do is at most the exact upper
-    bound u of Clopper and Pearson (1934); those could lie at either end of ``bounds``. For a share of 0
-    or 1 this is the Clopper-Pearson interval itself.
-    """
-    share = float(binomtest(0, problems).proportion_ci(confidence, method="exact").high)
-    lowest, highest = bounds
-    return value - share * (value - lowest), value + share * (highest - value)
-
-
-def _quotient(counted: Array, among: Array, axis: int = -1) -> Array | np.float64:
-    with np.errstate(invalid="ignore"):
-        return np.asarray(counted.sum(axis=axis) / among.sum(axis=axis), dtype=np.float64)
-
-
-def _bootstrapped(
-    arrays: Sequence[Array],
-    statistic: Callable[..., Array | np.float64],
-    counting: int,
-    bounds: tuple[float, float] | None,
-    settings: IntervalSettings,
-) -> Estimate:
-    """``counting`` is how many problems take part in the value at all: fewer than one, no value."""
-    if counting == 0:
-        return Estimate(None)
-    value = float(statistic(*arrays))
-    drawn = _resampled(arrays, statistic, settings)
-    if np.ptp(drawn) > 1e-12:
-        outside = (1.0 - settings.confidence) / 2.0
-        low, high = np.quantile(drawn, [outside, 1.0 - outside])
-        return Estimate(value, float(low), float(high))
-    if bounds is None:
-        return Estimate(value)
-    return Estimate(value, *unanimous_interval(value, counting, bounds, settings.confidence))
-
-
-def _resampled(arrays: Sequence[Array], statistic: Callable[..., object], settings: IntervalSettings) -> Array:
-    """The statistic of each resample of the problems; resamples in which nothing counts are left out."""
-    if len(arrays[0]) < 2:
-        return np.zeros(1)
-    with warnings.catch_warnings():
-        # Resamples in which nothing counts are NaN; scipy warns of its own interval, which is not used.
-        warnings.simplefilter("ignore", DegenerateDataWarning)
-        result = bootstrap(
-            tuple(arrays),
-            statistic,
-            paired=True,
-            vectorized=True,
-            method="percentile",
-            n_resamples=settings.resamples,
-            batch=1000,
-            confidence_level=settings.confidence,
-            rng=np.random.default_rng(settings.seed),
-        )
-    distribution = np.asarray(result.bootstrap_distribution, dtype=np.float64)
-    return distribution[np.isfinite(distribution)]
+def _paired(before: Ratio, after: Ratio) -> tuple[Ratio, Ratio]:
+    """Both without the problems for which one of them has no verdict."""
+    if before.judged is None or after.judged is None:
+        return before, after
+    both = ((before.judged > 0) & (after.judged > 0)).astype(np.float64)
+    kept = [replace(one, counted=one.counted * both, among=one.among * both) for one in (before, after)]
+    return kept[0], kept[1]

@@ -16,23 +16,31 @@ from itertools import pairwise
 from pkgutil import resolve_name
 from typing import Any, cast
 
+from grpo.answer_readings import STRICT, Reading, lenient_answer, strict_answer
 from grpo.records import Problem, Score
 from grpo.rewards import Reward, RewardComponent
 from grpo.rewards.judging import Judges
 from grpo.rewards.reasoning_gym_grader import EVALUATES_ANSWERS
 
+__all__ = [
+    "Scorer",
+    "ScorerError",
+    "check_scorer",
+    "lenient_answer",
+    "load_scorer",
+    "number_or_text",
+    "reasoning_gym_score",
+    "refuse_training_reward",
+    "score_answers",
+    "strict_answer",
+]
+
 Scorer = Callable[[Problem, str | None], Score]
 
-# A number anywhere in a text: a minus counts as its sign only where no word or number stands before it.
-_NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)", re.ASCII)
-# The same, or a fraction of whole numbers; asked for only where gold is such a fraction.
-_NUMBER_OR_FRACTION = re.compile(rf"{_NUMBER.pattern}(?:/\d+)?", re.ASCII)
-_FRACTION = re.compile(r"[-+\u2212]?\d+/\d+", re.ASCII)
 # Commas that set thousands apart, all of them or none: 1,2 and 0,123 are no numbers.
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?", re.ASCII)
 # Digit by digit: Fraction itself would also take what is no plain number, such as 1e999999999.
 _PLAIN = re.compile(r"[-+]?\d{1,1000}(?:\.\d{0,1000}|/0*[1-9]\d{0,1000})?", re.ASCII)
-_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 
 class ScorerError(ValueError):
@@ -83,43 +91,6 @@ def _score_answer(task: str) -> Callable[[str, dict[str, Any]], float]:
     return score
 
 
-def strict_answer(text: str) -> str | None:
-    """The answer where ``text`` is nothing but an answer: one line, without a closing full stop; else None.
-
-    The form that the shipped reward pays, read by code of its own: what the reward's reading lets through
-    by mistake is not counted here.
-    """
-    lines = text.strip().splitlines()
-    answer = lines[0][:-1] if len(lines) == 1 and lines[0].endswith(".") else "".join(lines[:1])
-    return answer if len(lines) == 1 and answer and answer == answer.strip() and answer[-1] != "." else None
-
-
-def lenient_answer(text: str, gold: str) -> str | None:
-    """The most likely answer in ``text``, finished or not, whatever stands around it; None if there is none.
-
-    For a number the last one of the first line that has any ("12 + 3 = 15, so ..." gives 15), without
-    thousands commas; where gold is a fraction, so may it be. Otherwise the last words of the first line that
-    has any, as many as the gold has, without punctuation. It is a second reading beside the strict one: written
-    apart, so that a gain in form alone (strict rises, lenient does not) shows as such.
-    """
-    number = _number_pattern(gold.strip())
-    pattern = number or _WORD
-    wanted = 1 if number else max(1, len(_WORD.findall(gold)))
-    for line in text.splitlines():
-        found = pattern.findall(line)
-        if found:
-            answer = " ".join(found[-wanted:])
-            return answer.replace(",", "").replace("\u2212", "-") if number else answer
-    return None
-
-
-def _number_pattern(gold: str) -> re.Pattern[str] | None:
-    """How a number such as ``gold`` is found in a text; None where gold is none."""
-    if _FRACTION.fullmatch(gold):
-        return _NUMBER_OR_FRACTION
-    return _NUMBER if _NUMBER.fullmatch(gold) else None
-
-
 def score_answers(
     scorer: Scorer, items: Sequence[tuple[Problem, str | None]], limit_seconds: float | None = 60.0
 ) -> list[Score]:
@@ -143,42 +114,58 @@ def load_scorer(path: str) -> Scorer:
     return scorer
 
 
-def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem]) -> None:
+def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem], reading: Reading = STRICT) -> None:
     """Prove the scorer on the problems: each gold answer scores 1, no answer does not, nor do answers to others.
+
+    Every answer is judged as the reading finds it in a completion that holds it, which is how held-out answers come.
 
     Raises:
         ScorerError: naming the first problem whose gold answer fails, or cannot be read in a completion.
     """
-    _refuse_unreadable(problems)
-    wrong = [(problem, other.answer) for problem, other in pairwise(problems) if other.answer != problem.answer]
-    items = [*wrong, *((p, p.answer) for p in problems), *((p, None) for p in problems)]
+    golds = _read_golds(problems, reading)
+    wrong = [
+        (problem, gold)
+        for (problem, other), gold in zip(pairwise(problems), golds[1:], strict=True)
+        if other.answer != problem.answer
+    ]
+    items = [*wrong, *zip(problems, golds, strict=True), *((problem, None) for problem in problems)]
     scores = score_answers(scorer, items)
     paid = sum(score.value == 1 for score in scores[: len(wrong)])
     if wrong and paid > len(wrong) / 2:  # a few may be right by chance, where a task has several right answers
         raise ScorerError(f"scorer {path} gives 1 to {paid} of {len(wrong)} answers to other problems: choose another")
-    golds, nothings = scores[len(wrong) : -len(problems)], scores[-len(problems) :]
-    for problem, gold, nothing in zip(problems, golds, nothings, strict=True):
-        if gold.value != 1:
-            verdict = f"scores {gold.value:g}" if gold.value is not None else f"cannot be scored ({gold.reason})"
-            raise ScorerError(
-                f"scorer {path} does not fit these problems: the gold answer {problem.answer!r} of {problem.id} "
-                f"{verdict} and must score 1; name another scorer in configs/evaluate.yaml"
-            )
-        if nothing.value == 1:
-            raise ScorerError(f"scorer {path} gives 1 where problem {problem.id} has no answer: choose another one")
+    by_kind = scores[len(wrong) : -len(problems)], scores[-len(problems) :]
+    for problem, gold, nothing in zip(problems, *by_kind, strict=True):
+        _refuse_misjudged(path, problem, gold, nothing, reading)
 
 
-def _refuse_unreadable(problems: Sequence[Problem]) -> None:
-    """Refuse gold answers that no completion could be read as: all of them would count as wrong, in silence."""
-    unreadable = [problem for problem in problems if strict_answer(problem.answer) is None]
-    if unreadable:
-        first = unreadable[0]
+def _refuse_misjudged(path: str, problem: Problem, gold: Score, nothing: Score, reading: Reading) -> None:
+    """Raise where a scorer's verdict on the gold answer of ``problem``, or on none at all, is not what it must be."""
+    if gold.value != 1:
+        verdict = f"scores {gold.value:g}" if gold.value is not None else f"cannot be scored ({gold.reason})"
         raise ScorerError(
-            f"held-out answers are read as one line, and {len(unreadable)} of {len(problems)} problems have a gold "
-            f"answer that is none, first {first.answer!r:.60} of {first.id}: give these problems answers of one line, "
-            "without a row of full stops at the end; for training without held-out scores set scorer: null in the "
-            "config of prepare and leave evaluate out"
+            f"scorer {path} does not fit these problems: the gold answer {problem.answer!r} of {problem.id} "
+            f"{verdict} and must score 1, read as {reading.called}; name another scorer, or another reading, in "
+            "configs/evaluate.yaml"
         )
+    if nothing.value == 1:
+        raise ScorerError(f"scorer {path} gives 1 where problem {problem.id} has no answer: choose another one")
+
+
+def _read_golds(problems: Sequence[Problem], reading: Reading) -> list[str]:
+    """The gold answers as they are read; one that no completion could be read as would count as wrong, in silence."""
+    golds = [reading.read(reading.written(problem.answer)) for problem in problems]
+    unreadable = [problem for problem, gold in zip(problems, golds, strict=True) if gold is None]
+    if unreadable:
+        first, remedy = unreadable[0], "give these problems answers that can stand there"
+        if reading is STRICT:
+            remedy = "give these problems answers of one line, without a row of full stops at the end"
+        raise ScorerError(
+            f"held-out answers are read as {reading.called}, and {len(unreadable)} of {len(problems)} problems have a "
+            f"gold answer that cannot be given so, first {first.answer!r:.60} of {first.id}: {remedy}, or name the "
+            "reading that finds answers of their form in configs/evaluate.yaml; for training without held-out scores "
+            "set scorer: null in the config of prepare and leave evaluate out"
+        )
+    return [gold for gold in golds if gold is not None]
 
 
 def refuse_training_reward(path: str, scorer: Scorer, resolved_config: object) -> None:
@@ -190,9 +177,8 @@ def refuse_training_reward(path: str, scorer: Scorer, resolved_config: object) -
             found too.
         resolved_config: the policy's training settings as parsed YAML, None where it was not trained here.
     """
-    # An instance has no name of its own; it stands in a config as its class.
-    names = {path, _dotted(scorer), _dotted(type(scorer))}
-    rewarded = names & {judge for named in _checks(resolved_config) for judge in (named, _same_judge_as(named))}
+    names = {path} | _names_of(scorer)
+    rewarded = names & {judge for named in _checks(resolved_config) for judge in (named, *_judges_behind(named))}
     if rewarded:
         raise ScorerError(
             f"scorer is {path!r}, which the policy was trained on ({min(rewarded)} stands in its resolved "
@@ -201,15 +187,18 @@ def refuse_training_reward(path: str, scorer: Scorer, resolved_config: object) -
         )
 
 
-def _dotted(named: object) -> str:
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
+def _names_of(judge: object) -> set[str]:
+    """The dotted path of a function or class; of an object, which has no name of its own, that of its class."""
+    named = judge if hasattr(judge, "__qualname__") else type(judge)
+    return {f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"}
 
 
-def _same_judge_as(path: str) -> str:
-    """The scorer that the reward at ``path`` says it judges like; itself where it says nothing."""
+def _judges_behind(path: str) -> set[str]:
+    """What stands at the path of a reward, under its own name, and the scorer that it says it judges like."""
     with suppress(ValueError, ImportError, AttributeError):
-        return str(getattr(resolve_name(path), "same_judge_as", path))
-    return path
+        found = resolve_name(path)
+        return _names_of(found) | {str(getattr(found, "same_judge_as", path))}
+    return set()
 
 
 def _checks(node: object, key: str = "") -> list[str]:

@@ -65,6 +65,7 @@ def train_arguments(profile: str) -> list[str]:
 
 def test_each_config_stands_in_a_test() -> None:
     examples = {"tiny_policy", "hub_policy", "folder_policy", "gsm8k", "humaneval", *METHODS}
+    examples |= {"gsm8k_evaluate", "humaneval_evaluate"}  # tests/test_evaluate.py
     stages = {"data", "prepare", "policy", "train", "rewards", "evaluate", "report"}
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == stages
     assert {path.stem for path in (CONFIGS / "examples").glob("*.yaml")} == examples

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.described import described as plainly_described
+from grpo.described import dotted, settings_of
 from grpo.problem_files import write_problems
 from grpo.problem_sources.layout import ProblemSource, SourceRow
 from grpo.problem_sources.plain import PlainProblems
@@ -55,43 +56,20 @@ def slice_counts(problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def described(value: Any) -> Any:
-    """A setting as JSON: a path by its text, a function by its dotted path, an object with the values of its fields."""
-    if isinstance(value, Path):
-        return value.as_posix()
+    """A setting as JSON; a component of the reward by its check, the check's settings, its weight and its limit.
+
+    ``limit_seconds`` stands there where it is not the usual one. For anything else see ``grpo.described``.
+    """
+    if isinstance(value, RewardComponent):
+        limit = {"limit_seconds": value.limit_seconds}
+        usual = value.limit_seconds == RewardComponent.limit_seconds
+        shown = {"check": dotted(value.check), "weight": value.weight} | settings_of(value.check)
+        return shown | ({} if usual else limit)
     if isinstance(value, Mapping):
         return {name: described(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [described(each) for each in value]
-    if isinstance(value, RewardComponent):
-        return {"check": _dotted(value.check), "weight": value.weight} | _check_settings(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        named = {each.name: described(getattr(value, each.name)) for each in fields(value)}
-        return {"class_path": _dotted(value)} | named
-    return value if value is None or isinstance(value, str | int | float | bool) else _dotted(value)
-
-
-def _check_settings(component: RewardComponent) -> dict[str, Any]:
-    """What makes two uses of one check differ: the arguments that its object keeps under their names, and a limit."""
-    arguments = {} if hasattr(component.check, "__qualname__") else _arguments_kept(component.check)
-    found: dict[str, Any] = {"init_args": arguments} if arguments else {}
-    if component.limit_seconds != RewardComponent.limit_seconds:
-        found["limit_seconds"] = component.limit_seconds
-    return found
-
-
-def _arguments_kept(check: object) -> dict[str, Any]:
-    try:
-        names = inspect.signature(type(check)).parameters
-    except (TypeError, ValueError):  # a class written in C
-        return {}
-    kept = getattr(check, "__dict__", {})
-    # How many work at a time changes nothing that is written, and by default follows the machine.
-    return {name: described(kept[name]) for name in names if name in kept and name != "workers"}
-
-
-def _dotted(check: object) -> str:
-    named = check if hasattr(check, "__qualname__") else type(check)
-    return f"{named.__module__}.{named.__qualname__}"
+    return plainly_described(value)
 
 
 def rejected_lines(rejected: Sequence[Rejected]) -> bytes:

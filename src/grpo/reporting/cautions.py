@@ -71,9 +71,18 @@ def _about_the_training(inputs: ReportInputs) -> list[str]:
 
 
 def _about_the_answers(inputs: ReportInputs) -> list[str]:
-    return [
+    evaluated = (("before", inputs.base), ("after", inputs.trained))
+    unscored = [
+        f"The scorer had no verdict on {count} of the {asked} {mode} answers of the policy {when} training: they "
+        "are in none of the accuracies that they have no verdict for."
+        for when, one in evaluated
+        for mode in MODES
+        if (count := sum(answer.unscored for answer in one.answers if answer.mode == mode))
+        and (asked := sum(answer.mode == mode for answer in one.answers))
+    ]
+    return unscored + [
         f"Every {mode} completion of the policy {when} training was cut off at the token budget."
-        for when, one in (("before", inputs.base), ("after", inputs.trained))
+        for when, one in evaluated
         for mode in MODES
         if _answers_cut(one, mode)
     ]

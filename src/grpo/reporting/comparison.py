@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from grpo.answer_metrics import Attempt, Estimate, IntervalSettings, compare
+from grpo.answer_metrics import UNSCORED, Attempt, Estimate, IntervalSettings, compare, paired_problems
 from grpo.held_out_answers import TRAINED_ROLE
 from grpo.reporting.files import ReportError
 from grpo.reporting.inputs import MODES, RELATIONS, Evaluated
@@ -35,12 +35,17 @@ class Compared:
 
 @dataclass(frozen=True)
 class SliceComparison:
-    """All metrics of some problems, by mode and metric. ``relation`` says how they stand to the training."""
+    """All metrics of some problems, by mode and metric.
+
+    ``relation`` says how they stand to the training. ``unscored`` is among the metrics only where it is not 0;
+    ``paired`` then says by mode and metric over how many of the problems a difference is, otherwise it is over all.
+    """
 
     name: str
     relation: str
     problems: int
     metrics: Mapping[str, Mapping[str, Compared]]
+    paired: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def compare_evaluations(base: Evaluated, trained: Evaluated) -> tuple[SliceComparison, list[SliceComparison]]:
@@ -58,21 +63,30 @@ def _compare(base: Evaluated, trained: Evaluated, slice_name: str | None) -> Sli
     """One slice, or with None all trained-on slices together."""
     name = slice_name or "all trained-on slices"
     before, after = _numbers(base, slice_name), _numbers(trained, slice_name)
-    identity = base.numbers["identity"]
-    metrics = {}
+    identity = base.identity
+    metrics, paired = {}, {}
     for mode in MODES:
-        differences = compare(
-            _attempts(base, mode, slice_name),
-            _attempts(trained, mode, slice_name),
-            IntervalSettings(**identity["intervals"]),
-            identity["pass_at_k"] if mode == "sampled" else (),
-        )
-        metrics[mode] = {
-            metric: Compared(Estimate(**before[mode][metric]), Estimate(**after[mode][metric]), difference)
-            for metric, difference in differences.items()
-        }
-        _check_agreement(name, mode, metrics[mode])
-    return SliceComparison(name, before.get("relation", "trained_on"), before["problems"], metrics)
+        attempts = _attempts(base, mode, slice_name), _attempts(trained, mode, slice_name)
+        pass_ks = identity["pass_at_k"] if mode == "sampled" else ()
+        differences = compare(*attempts, IntervalSettings(**identity["intervals"]), pass_ks)
+        metrics[mode] = _compared(before[mode], after[mode], differences)
+        if any(attempt.unscored for each in attempts for attempt in each):
+            paired[mode] = paired_problems(*attempts, pass_ks)
+        _check_agreement(name, mode, metrics[mode], paired.get(mode, {}))
+    return SliceComparison(name, before.get("relation", "trained_on"), before["problems"], metrics, paired)
+
+
+def _compared(
+    before: Mapping[str, Any], after: Mapping[str, Any], differences: Mapping[str, Estimate]
+) -> dict[str, Compared]:
+    """Every metric that says something; a difference of what has no value has none either."""
+    found = {}
+    for metric, difference in differences.items():
+        if metric == UNSCORED and not any(side.get(UNSCORED, {}).get("value") for side in (before, after)):
+            continue
+        values = Estimate(**before[metric]), Estimate(**after[metric])
+        found[metric] = Compared(*values, Estimate(None) if None in (values[0].value, values[1].value) else difference)
+    return found
 
 
 def _numbers(one: Evaluated, slice_name: str | None) -> Mapping[str, Any]:
@@ -88,12 +102,15 @@ def _attempts(one: Evaluated, mode: str, slice_name: str | None) -> list[Attempt
     ]
 
 
-def _check_agreement(name: str, mode: str, metrics: Mapping[str, Compared]) -> None:
-    """The differences come from the completions, the values from the JSON files: they must tell the same."""
+def _check_agreement(name: str, mode: str, metrics: Mapping[str, Compared], own_problems: Collection[str]) -> None:
+    """The differences come from the completions, the values from the JSON files: they must tell the same.
+
+    Not so where a difference is over problems of its own, those with enough verdicts of both policies.
+    """
     for metric, one in metrics.items():
         if one.difference.value is None or one.base.value is None or one.trained.value is None:
             continue
-        if abs(one.trained.value - one.base.value - one.difference.value) > 5e-6:
+        if metric not in own_problems and abs(one.trained.value - one.base.value - one.difference.value) > 5e-6:
             raise ReportError(
                 f"{mode} {metric} of {name} is {one.base.value} and {one.trained.value} in the evaluations' files, but "
                 f"their completions differ by {one.difference.value:.6f}: evaluate both policies again"

@@ -73,7 +73,10 @@ def _statistics(
     name: str | None, groups: Sequence[Group], components: Mapping[str, RewardComponent], advantage_share: float
 ) -> GroupStatistics:
     metrics = rollout_metrics(first_draws(groups), components)
-    finished, truncated = metrics["endings/end_token"], metrics["endings/length"]
+    finished, truncated = (
+        metrics["endings/end_token"] + metrics.get("endings/stop_string", 0.0),
+        metrics["endings/length"],
+    )
     return GroupStatistics(
         slice=name,
         groups=len(groups),

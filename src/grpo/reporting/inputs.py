@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from grpo.answer_metrics import METRICS, Estimate, IntervalSettings
+from grpo.answer_metrics import METRICS, UNSCORED, Estimate, IntervalSettings
+from grpo.answer_readings import STRICT
 from grpo.held_out_answers import HeldOutAnswer, read_answers
 from grpo.loopholes import LOOPHOLE_FIELDS, LOOPHOLES_FILE, SOURCES
 from grpo.reporting.files import ReportError, parse_json, read_json, read_text, refuse_damaged, refuse_missing
@@ -33,6 +34,8 @@ _IDENTITY = (
     "temperature",
     "versions",
 )
+# What an evaluation did that was written before it could do otherwise.
+_DEFAULTS: Mapping[str, Any] = {"reading": STRICT.path, "scorer_settings": {}}
 # What a file of another form fails with where its fields are read.
 _ODD_FORM = (KeyError, TypeError, AttributeError, ValueError)
 
@@ -52,7 +55,7 @@ class Evaluated:
     @property
     def identity(self) -> Mapping[str, Any]:
         """What the numbers depend on."""
-        identity: Mapping[str, Any] = self.numbers["identity"]
+        identity: Mapping[str, Any] = {**_DEFAULTS, **self.numbers["identity"]}
         return identity
 
 
@@ -139,7 +142,8 @@ def _check_numbers(parsed: Mapping[str, Any]) -> None:
     _require(identity, _IDENTITY)
     IntervalSettings(**identity["intervals"])
     dict(identity["versions"])
-    metrics = {"greedy": {*METRICS}, "sampled": {*METRICS, *(f"pass_at_{k}" for k in identity["pass_at_k"])}}
+    needed = METRICS.keys() - {UNSCORED}
+    metrics = {"greedy": needed, "sampled": {*needed, *(f"pass_at_{k}" for k in identity["pass_at_k"])}}
     for part in (parsed["overall"], *parsed["by_slice"].values()):
         _require(part, ("problems", *MODES))
         for mode, names in metrics.items():

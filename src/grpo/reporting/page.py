@@ -10,20 +10,11 @@ from grpo.reporting.comparison import Compared, SliceComparison
 from grpo.reporting.group_statistics import GroupStatistics
 from grpo.reporting.inputs import RELATIONS, ReportInputs
 from grpo.reporting.loopholes_section import loopholes_section
-from grpo.reporting.markdown import code, difference, estimate, number, plain, share, table
-from grpo.reporting.provenance import LIMITS_SECTION, counts_section, identity_section, method_section
+from grpo.reporting.markdown import code, difference, number, plain, share, table
+from grpo.reporting.provenance import counts_section, identity_section, limits_section, method_section
+from grpo.reporting.result_rows import cells, paired_text, readings_text, result_rows, unscored_by_slice
 from grpo.reporting.samples import Changed, best_and_worst, changed_answers
 
-METRIC_NAMES = {
-    "accuracy": "Correct, strict reading",
-    "lenient_accuracy": "Correct, lenient reading",
-    "accuracy_among_answered": "Correct among those with an answer",
-    "no_answer_rate": "No answer in the strict form",
-    "truncated": "Cut off at the token budget",
-    "other_invalid_endings": "Ended in another invalid way",
-    "mean_length": "Length, tokens",
-    "mean_finished_length": "Length of finished completions, tokens",
-}
 PICTURE_TEXTS = {
     "held_out.png": "Sampled accuracy of base and trained policy by slice, with intervals",
     "learning.png": "Reward and its components by round",
@@ -63,7 +54,7 @@ def write_page(parts: PageParts) -> str:
         _rollouts(parts),
         method_section(parts.inputs.run.config),
         counts_section(parts.inputs),
-        LIMITS_SECTION,
+        limits_section(parts.inputs),
         identity_section(parts.inputs),
     ]
     return "\n\n".join(sections) + "\n"
@@ -83,9 +74,14 @@ def headline(overall: SliceComparison, split: str | None) -> str:
         f"problems: {share(strict.base.value)} before, {share(strict.trained.value)} after, "
         f"{difference(strict.difference, unit=' points')}.** "
         f"Greedy: {_before_after(overall.metrics['greedy']['accuracy'])}. "
-        f"Sampled, read leniently: {_before_after(overall.metrics['sampled']['lenient_accuracy'])}. "
+        f"{_read_leniently(overall.metrics['sampled']['lenient_accuracy'])}"
         f"Brackets hold intervals over problems. {_WHICH_PROBLEMS.get(split, _NOT_HELD_OUT)}; the others follow below."
     )
+
+
+def _read_leniently(one: Compared) -> str:
+    """Nothing where answers have no lenient reading."""
+    return "" if one.base.value is None else f"Sampled, read leniently: {_before_after(one)}. "
 
 
 def _before_after(one: Compared) -> str:
@@ -109,37 +105,11 @@ def _result(parts: PageParts) -> str:
     )
     texts = [f"## Result\n\n{intro}"]
     for mode in ("sampled", "greedy"):
-        rows = [
-            [_metric_name(metric), *_cells(one, metric)]
-            for metric, one in sorted(parts.overall.metrics[mode].items(), key=_place)
-            if metric != "pass_at_1"  # the same number as the strict accuracy
-        ]
-        texts.append(f"### {mode.capitalize()}\n\n" + table(["", "Base", "Trained", "Difference"], rows))
-    texts.append(
-        "*Strict*: the completion ended by itself and is one line holding the answer alone. *Lenient*: the last number "
-        "(or words) of the first line that has any, finished or not. The scorer judges both: "
-        f"{code(identity['scorer'])}, apart from the training reward."
-    )
-    return "\n\n".join(texts)
-
-
-def _place(named: tuple[str, Compared]) -> int:
-    """As in ``METRIC_NAMES``, with pass@k right after the accuracies."""
-    names = list(METRIC_NAMES)
-    return names.index(named[0] if named[0] in names else "lenient_accuracy")
-
-
-def _metric_name(metric: str) -> str:
-    return METRIC_NAMES.get(metric, metric.replace("pass_at_", "Pass@"))
-
-
-def _cells(one: Compared, metric: str) -> list[str]:
-    is_share = not metric.endswith("length")
-    return [
-        estimate(one.base, is_share),
-        estimate(one.trained, is_share),
-        difference(one.difference, is_share),
-    ]
+        texts.append(
+            f"### {mode.capitalize()}\n\n"
+            + table(["", "Base", "Trained", "Difference"], result_rows(parts.overall, mode))
+        )
+    return _joined([*texts, paired_text(parts.overall), readings_text(identity)])
 
 
 def _slices(parts: PageParts) -> str:
@@ -150,12 +120,12 @@ def _slices(parts: PageParts) -> str:
         ("Greedy, strict", "greedy", "accuracy"),
     ):
         rows = [
-            [plain(one.name), RELATIONS[one.relation], str(one.problems), *_cells(one.metrics[mode][metric], metric)]
+            [plain(one.name), RELATIONS[one.relation], str(one.problems), *cells(one.metrics[mode][metric], metric)]
             for one in parts.slices
         ]
         header = ["Slice", "Relation to training", "Problems", "Base", "Trained", "Difference"]
         texts.append(f"### {title}\n\n" + table(header, rows, left=2))
-    return _joined(texts)
+    return _joined([*texts, unscored_by_slice(parts.slices)])
 
 
 def _training(parts: PageParts) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from grpo.answer_readings import STRICT
 from grpo.reporting.cautions import problems_called
 from grpo.reporting.files import ReportError
 from grpo.reporting.finished_run import FinishedRun, drawn_tokens
@@ -38,6 +39,12 @@ training seeds; that takes several runs.
 - Intervals are one by one. Of many slices and metrics, some will differ by chance alone.
 - A gain on the slices trained on is no gain elsewhere. The slices that were not trained on stand in the tables \
 whatever they say."""
+
+
+def limits_section(inputs: ReportInputs) -> str:
+    """What no reader may conclude; the strict reading of an evaluation may ask for more than a bare answer."""
+    form = "a bare answer" if inputs.base.identity["reading"] == STRICT.path else "an answer of one form"
+    return LIMITS_SECTION.replace("a bare answer", form)
 
 
 def method_section(config: Mapping[str, Any]) -> str:

@@ -23,12 +23,15 @@ def best_and_worst(rollouts: Sequence[Row], count: int) -> tuple[list[Row], list
 def changed_answers(
     base: Sequence[HeldOutAnswer], trained: Sequence[HeldOutAnswer]
 ) -> tuple[list[Changed], list[Changed]]:
-    """Greedy answers that were wrong before and right after, and those the other way round, slices in turn."""
+    """Greedy answers that were wrong before and right after, and those the other way round, slices in turn.
+
+    An answer without a verdict is neither.
+    """
     before = {answer.problem_id: answer for answer in base if answer.mode == "greedy"}
     after = {answer.problem_id: answer for answer in trained if answer.mode == "greedy"}
     pairs = [(before[name], after[name]) for name in sorted(before.keys() & after.keys())]
-    gained = [(old, new) for old, new in pairs if new.correct and not old.correct]
-    lost = [(old, new) for old, new in pairs if old.correct and not new.correct]
+    gained = [(old, new) for old, new in pairs if new.correct and old.correct is False]
+    lost = [(old, new) for old, new in pairs if old.correct and new.correct is False]
     return in_turn(gained), in_turn(lost)
 
 
