@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Purpose = Literal["train", "validation", "evaluation"]
-FinishReason = Literal["end_token", "length", "tool_limit"]
+FinishReason = Literal["end_token", "stop_string", "length", "tool_limit"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class Rollout:
     """One sampled completion of a group.
 
     ``tokens`` are exactly those that the policy saw: drawn, the end token included, or inserted by a tool.
-    ``drawn`` tells which the policy drew; None: all. ``text`` is their decoding without the end token.
+    ``drawn`` tells which the policy drew; None: all. ``text`` is their decoding without the end token; where a
+    stop string ended the completion it is the last thing in the text.
     ``logprobs`` are those of the drawn tokens under the full softmax at the sampling temperature, and
     ``sampling_logprobs`` those under the distribution they were drawn from, where top-p, top-k or min-p
     cut it; both hold 0 at tokens that were not drawn.

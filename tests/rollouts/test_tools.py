@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from grpo.records import Rollout, ToolCall
-from grpo.rollouts import sampling
+from grpo.rollouts import growing_rows
 from grpo.rollouts.sampling import Sampler, SamplingSettings, keyed_uniforms
 from grpo.rollouts.tool_turns import CallReader, RowTurns
 from grpo.rollouts.tools import Calculator, Tool, ToolError, ToolSettings, answer_call
@@ -431,7 +431,7 @@ def test_random_talk_covers_what_can_happen() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
 def test_answers_that_are_due_survive_the_taking_out_of_rows(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = what_happened(talk())
-    monkeypatch.setattr(sampling, "COMPACT_WHEN_ENDED", share)
+    monkeypatch.setattr(growing_rows, "COMPACT_WHEN_ENDED", share)
     assert what_happened(talk()) == expected
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from grpo.maths.grpo_loss import Reduction
 from grpo.records import ScoredRollout
+from grpo.rollouts.collate import PassLimits
 from grpo.rollouts.flat_groups import DrawnGroup, GroupVerdict, Verdict
 from grpo.training import policy_update
 from grpo.training.policy_update import MicroBatch, UpdateRow, plan_update, split_minibatches, update_rows
@@ -39,7 +40,7 @@ def rows_of(chosen: list[list[ScoredRollout]], loss: LossSettings) -> list[Updat
 
 def plan(chosen: list[list[ScoredRollout]], reduction: Reduction, rows: int) -> list[MicroBatch]:
     loss = settings(reduction)
-    return plan_update(rows_of(chosen, loss), groups()[0], loss, rows)
+    return plan_update(rows_of(chosen, loss), groups()[0], loss, PassLimits(rows=rows))
 
 
 def weights_by_rollout(micros: list[MicroBatch]) -> dict[str, list[float]]:
@@ -60,16 +61,16 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("rows", [2, 4, 100])
+@pytest.mark.parametrize("rows", [1, 2, 4, 100])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_weights_are_those_of_the_whole_update_however_it_is_cut(reduction: Reduction, rows: int) -> None:
     micros = plan(groups(), reduction, rows)
-    assert len(micros) == {2: 3, 4: 2, 100: 1}[rows]
+    assert len(micros) == {1: 5, 2: 3, 4: 2, 100: 1}[rows]
     got = weights_by_rollout(micros)
     members = [member for group in groups() for member in group]
     for member, weight in zip(members, EXPECTED[reduction], strict=True):
         length = 0 if weight is None else len(member.rollout.tokens)
-        assert got[member.rollout.key.rollout_id] == pytest.approx([weight] * length)
+        assert got.get(member.rollout.key.rollout_id, []) == pytest.approx([weight] * length)
 
 
 def test_rows_keep_their_advantages_and_names_in_any_order() -> None:
@@ -84,9 +85,9 @@ def test_rows_keep_their_advantages_and_names_in_any_order() -> None:
 
 def test_a_member_that_was_not_scored_counts_nowhere() -> None:
     [micro] = plan(groups()[1:2], "response_mean", 100)
-    assert micro.counted.sum(1).tolist() == [4, 0]
-    assert micro.weights.shape == micro.batch.mask.shape == (2, 9)
-    assert micro.weights.sum(1).tolist() == pytest.approx([1.0, 0.0])
+    assert micro.counted.sum(1).tolist() == [4]
+    assert micro.weights.shape == micro.batch.mask.shape == (1, 4)
+    assert micro.weights.sum(1).tolist() == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -134,27 +135,27 @@ def test_only_groups_that_are_let_in_have_rows() -> None:
 def test_flat_groups_kept_out_of_the_kl_term_stay_in_the_denominators() -> None:
     drawn = [DrawnGroup(tuple(groups()[0]), GroupVerdict("kept_flat"))]
     loss = LossSettings(kl_on_flat_groups=False)
-    [micro] = plan_update(update_rows(drawn, advantages(1), loss), groups()[0], loss, 100)
+    [micro] = plan_update(update_rows(drawn, advantages(1), loss), groups()[0], loss, PassLimits(rows=100))
     assert not micro.kl_counted.any()
-    assert micro.counted.sum() == 7
-    assert micro.weights.sum() == pytest.approx(1.0)
+    assert micro.counted.sum() == 5  # of the member with an advantage; the other has no gradient and is not run
+    assert micro.weights.sum() == pytest.approx(0.5)
 
 
 def test_a_truncated_row_that_is_masked_leaves_loss_and_denominators() -> None:
     first, second = groups()[0]
     second = replace(second, rollout=replace(second.rollout, finish_reason="length"))
-    for masked, expected in ((True, [1.0, 0.0]), (False, [0.5, 0.5])):
+    for masked, expected in ((True, [1.0]), (False, [0.5, 0.5])):
         loss = LossSettings(mask_truncated=masked)
-        [micro] = plan_update(rows_of([[first, second]], loss), groups()[0], loss, 100)
+        [micro] = plan_update(rows_of([[first, second]], loss), groups()[0], loss, PassLimits(rows=100))
         assert micro.weights.sum(1).tolist() == pytest.approx(expected)
-        assert micro.counted.sum(1).tolist() == [2, 0 if masked else 5]
-        assert micro.advantages.tolist() == [0.0, 1.0]
+        assert micro.counted.sum(1).tolist() == [2] + [5] * (not masked)
+        assert micro.advantages.tolist() == [0.0] + [1.0] * (not masked)
 
 
 def test_what_a_tool_inserted_is_in_no_loss() -> None:
     first, second = groups()[0]
     second = replace(second, rollout=replace(second.rollout, drawn=(True, False, False, True, True)))
-    [micro] = plan_update(rows_of([[first, second]], LossSettings()), groups()[0], LossSettings(), 100)
+    [micro] = plan_update(rows_of([[first, second]], LossSettings()), groups()[0], LossSettings(), PassLimits(rows=100))
     assert micro.counted.tolist() == [[True, True, False, False, False], [True, False, False, True, True]]
     assert micro.batch.mask.sum(1).tolist() == [2, 5]
     assert micro.weights.sum(1).tolist() == pytest.approx([0.5, 0.5])
@@ -196,9 +197,9 @@ def test_more_minibatches_than_groups_leave_some_empty() -> None:
 def test_values_by_rollout_come_back_in_any_other_batch() -> None:
     rows = rows_of(groups(), LossSettings())
     values: dict[str, tuple[float, ...]] = {}
-    for micro in plan_update(rows, groups()[0], LossSettings(), 2):
+    for micro in plan_update(rows, groups()[0], LossSettings(), PassLimits(rows=2)):
         values |= micro.rows(torch.rand(micro.batch.mask.shape))
-    [whole] = plan_update(rows, groups()[0], LossSettings(), 100)
+    [whole] = plan_update(rows, groups()[0], LossSettings(), PassLimits(rows=100))
     assert whole.rows(whole.tensor(values)) == values
     assert whole.tensor({}).abs().sum() == 0
 
@@ -226,5 +227,41 @@ def test_minibatches_are_the_same_however_many_processes_share_the_rows(
 def test_an_update_in_which_no_token_counts_is_none() -> None:
     cut = [[replace(m, rollout=replace(m.rollout, finish_reason="length")) for m in group] for group in groups()]
     masked = LossSettings(mask_truncated=True)
-    assert plan_update(rows_of(cut, masked), groups()[0], masked, 100) == []
-    assert plan_update(rows_of(cut, LossSettings()), groups()[0], LossSettings(), 100)
+    assert plan_update(rows_of(cut, masked), groups()[0], masked, PassLimits(rows=100)) == []
+    assert plan_update(rows_of(cut, LossSettings()), groups()[0], LossSettings(), PassLimits(rows=100))
+
+
+@pytest.mark.parametrize(
+    ("loss", "feels", "run"),
+    [
+        (LossSettings(kl_beta=0.0), True, [1, 3]),
+        (LossSettings(kl_beta=0.1), True, [0, 1, 2, 3]),
+        (LossSettings(kl_beta=0.1), False, [1, 3]),
+        (LossSettings(kl_beta=0.0, entropy_bonus=0.1), True, [0, 1, 2, 3]),
+    ],
+)
+def test_rows_without_a_gradient_are_in_the_denominators_and_not_run(
+    loss: LossSettings, feels: bool, run: list[int]
+) -> None:
+    members = [member for group in (groups()[0], groups()[2]) for member in group]
+    rows = [UpdateRow(m, [0.0, 1.0, 0.0, -1.0][i], i // 2, feels_kl=feels) for i, m in enumerate(members)]
+    micros = plan_update(rows, members, loss, PassLimits())
+    expected = {rows[i].rollout_id: [1 / 4 / len(members[i].rollout.tokens)] for i in run}
+    got = weights_by_rollout(micros)
+    assert {name: pytest.approx(weights[:1]) for name, weights in got.items()} == expected
+
+
+def test_an_update_of_rows_without_a_gradient_is_none() -> None:
+    """Its step would move the weights by the optimiser's momentum alone."""
+    flat = [UpdateRow(member, 0.0, 0) for member in groups()[0]]
+    assert plan_update(flat, groups()[0], LossSettings(kl_beta=0.0), PassLimits()) == []
+    assert plan_update(flat, groups()[0], LossSettings(), PassLimits())
+
+
+def test_without_a_shared_prompt_every_completion_has_its_own() -> None:
+    rows = rows_of(groups(), LossSettings())
+    [shared] = plan_update(rows, groups()[0], LossSettings(), PassLimits(100))
+    [apart] = plan_update(rows, groups()[0], LossSettings(), PassLimits(100, shared_prompt=False))
+    assert shared.batch.rows_per_prompt.tolist() == [2, 2, 1]
+    assert apart.batch.rows_per_prompt.tolist() == [1] * 5
+    assert len(apart.batch.prompts) == 5

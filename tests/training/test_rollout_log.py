@@ -63,7 +63,15 @@ def test_every_rollout_is_a_row_that_says_all_about_it(tmp_path: Path) -> None:
         "context_sha256": hashlib.sha256(b"").hexdigest(),
         "tools": "{}",
         "sampling_settings": json.dumps(
-            {"max_new_tokens": 7, "max_rows": 9, "min_p": 0.0, "temperature": 0.5, "top_k": 0, "top_p": 1.0}
+            {
+                "max_new_tokens": 7,
+                "max_rows": 9,
+                "min_p": 0.0,
+                "stop_strings": [],
+                "temperature": 0.5,
+                "top_k": 0,
+                "top_p": 1.0,
+            }
         ),
         "policy_version": 4,
         "engine": "transformers",

@@ -197,11 +197,13 @@ def test_every_draw_of_a_group_is_counted() -> None:
 
 
 def test_endings_are_told_apart() -> None:
-    ended, long, out_of_calls, other = scored_group([0.0] * 4, [2, 8, 8, 4])
+    ended, long, out_of_calls, stopped = scored_group([0.0] * 4, [2, 8, 8, 4])
+    stopped = replace(stopped, rollout=replace(stopped.rollout, finish_reason="stop_string"))
     out_of_calls = replace(out_of_calls, rollout=replace(out_of_calls.rollout, finish_reason="tool_limit"))
-    metrics = rollout_metrics([[ended, cut(long), out_of_calls, other]])
+    metrics = rollout_metrics([[ended, cut(long), out_of_calls, stopped]])
     assert {name: metrics[f"endings/{name}"] for name in get_args(FinishReason)} == {
-        "end_token": 0.5,
+        "end_token": 0.25,
+        "stop_string": 0.25,
         "length": 0.25,
         "tool_limit": 0.25,
     }

@@ -24,6 +24,7 @@ from pebble import ProcessPool
 from grpo import train
 from grpo.rewards import RewardComponent, judging
 from grpo.rollouts import sampling, tool_turns
+from grpo.rollouts.growing_rows import GrowingRows
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import SamplingSettings
 from grpo.rollouts.tools import ToolSettings
@@ -49,7 +50,8 @@ WATCHED: dict[str, tuple[Any, str]] = {
     "clipped": (torch.nn.utils, "clip_grad_norm_"),
     "drawn": (sampling, "draw_cut_tokens"),
     "uniforms": (sampling, "keyed_uniforms"),
-    "growing": (sampling, "GrowingRows"),
+    "growing": (GrowingRows, "admit"),
+    "stops": (sampling, "StopStrings"),
     "answered": (tool_turns, "answer_call"),
     "policies": (grpo_module, "load_policy"),
     "tokenizers": (prompt_group_datamodule, "load_tokenizer"),
@@ -143,6 +145,14 @@ def argument(call: str, name: str) -> Read:
     return lambda run: run.all(call, name)
 
 
+def limit(name: str) -> Read:
+    return lambda run: one([getattr(call["limits"], name) for call in run.calls["micro_batches"]])
+
+
+def shared_prompt(run: Evidence) -> bool:
+    return any(max(call["rows_per_prompt"].tolist()) > 1 for call in run.calls["scored"])
+
+
 def optimizer(name: str) -> Read:
     return lambda run: one([group[name] for group in run.module.trainer.optimizers[0].param_groups])
 
@@ -160,7 +170,7 @@ def temperature(run: Evidence) -> Any:
 
 
 def largest_chunk(run: Evidence) -> int:
-    return max(len(call["groups"]) * call["group_size"] for call in run.calls["growing"])
+    return max(sum(len(members) for members in call["rows"]) for call in run.calls["growing"])
 
 
 def called(run: Evidence) -> list[tuple[Row, str, str]]:
@@ -306,9 +316,8 @@ def truncated_are_masked(run: Evidence) -> bool:
 
 
 def kl_on_flat_groups(run: Evidence) -> bool:
-    flat = {row["rollout_id"] for row in run.table("updates") if row["verdict"] == "kept_flat"}
-    assert flat
-    return all(torch.equal(call["kl_mask"], call["mask"]) for call in run.calls["loss"])
+    anchored = [row["reference_logprobs"] is not None for row in run.table("updates") if row["verdict"] == "kept_flat"]
+    return bool(one(anchored))
 
 
 def entropy_bonus(run: Evidence) -> float:
@@ -398,6 +407,7 @@ REACH: dict[str, Reach] = {
     "model.sampling.top_p": Reach("kept", 0.97, cut(1, "top_p")),
     "model.sampling.top_k": Reach("kept", 30, cut(0, "top_k")),
     "model.sampling.min_p": Reach("kept", 0.001, cut(2, "min_p")),
+    "model.sampling.stop_strings": Reach("kept", ["~%"], lambda run: list(run.all("stops", "texts"))),
     "model.sampling.tools.available": Reach(
         "kept", {"c": {"class_path": "grpo.rollouts.tools.Calculator"}}, tools, '{"c": "1"}'
     ),
@@ -441,7 +451,12 @@ REACH: dict[str, Reach] = {
     "model.optimizer.betas": Reach("kept", [0.8, 0.99], lambda run: list(optimizer("betas")(run))),
     "model.optimizer.weight_decay": Reach("kept", 0.03, optimizer("weight_decay")),
     "model.optimizer.max_gradient_norm": Reach("kept", 0.7, argument("clipped", "max_norm")),
-    "model.optimizer.micro_batch_rows": Reach("kept", 7, argument("micro_batches", "max_rows")),
+    "model.optimizer.micro_batch_rows": Reach("kept", 7, limit("rows")),
+    "model.optimizer.micro_batch_tokens": Reach("kept", 777, limit("tokens")),
+    "model.optimizer.shared_prompt": Reach("kept", False, shared_prompt),
+    "model.optimizer.gradient_checkpointing": Reach(
+        "kept", True, lambda run: run.module.policy.is_activation_checkpointing
+    ),
     "data.policy": Reach("kept", "{folder}/leaning-policy", folder_of_policies),
     "data.problems": Reach("kept", "{folder}/some-problems", folder_of_problems),
     "data.rounds": Reach("kept", 3, lambda run: len({row["round"] for row in run.table("rollouts")})),

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from fixtures_policy import policy_folder, share_of_lower_case, train_config, write_config
+from fixtures_policy import TEMPLATE, TOKENIZER, fit, policy_folder, share_of_lower_case, train_config, write_config
 from fixtures_rounds import (
     Call,
     Row,
@@ -25,13 +25,13 @@ from fixtures_rounds import (
     watch,
 )
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from grpo import train
 from grpo.maths import grpo_loss as maths
 from grpo.records import Problem, Score
 from grpo.rewards import RewardComponent
-from grpo.rollouts.policies import LoadedPolicy, load_policy
+from grpo.rollouts.policies import LoadedPolicy, load_policy, save_policy
 from grpo.rollouts.sampling import SamplingSettings
 from grpo.run_identity import weights_digest
 from grpo.training import grpo_module, round_update
@@ -162,9 +162,10 @@ def unscored_where_odd(problem: Problem, completion: str) -> Score:
     return Score.unscorable("odd") if len(completion) % 2 else share_of_lower_case(problem, completion)
 
 
-def gradients_of_micro_batches(folder: Path, reduction: Any) -> list[Tensor]:
+def gradients_of_micro_batches(folder: Path, reduction: Any, *cut: int) -> list[Tensor]:
+    """Of whole groups in one, two and four micro-batches, then with groups cut into parts of so many rows."""
     found = []
-    for rows, expected in ((16, 1), (8, 2), (4, 4)):
+    for rows, expected in ((16, 1), (8, 2), (4, 4), *((rows, None) for rows in cut)):
         run = Run(
             folder,
             {"odd": RewardComponent(unscored_where_odd)},
@@ -177,14 +178,14 @@ def gradients_of_micro_batches(folder: Path, reduction: Any) -> list[Tensor]:
         with pytest.MonkeyPatch.context() as patch:
             micro_batches = watch(patch, RoundUpdate, "_backward")
             found.append(gradient(run))
-        assert len(micro_batches) == expected
+        assert len(micro_batches) == (expected or sum(len(call["micro"].rollout_ids) for call in micro_batches))
     assert found[0].norm() > 1e-3
     return found
 
 
 @pytest.mark.parametrize("reduction", ["response_mean", "token_mean", "group_mean", "constant"])
 def test_one_two_and_four_micro_batches_have_the_same_gradient(tmp_path: Path, reduction: Any) -> None:
-    whole, *others = gradients_of_micro_batches(tmp_path, reduction)
+    whole, *others = gradients_of_micro_batches(tmp_path, reduction, 1)
     for other in others:
         assert relative_difference(other, whole) <= 1e-5
 
@@ -196,6 +197,66 @@ def test_in_double_precision_they_agree_to_ten_digits(tmp_path: Path, reduction:
     assert whole.dtype == torch.float64
     for other in others:
         assert relative_difference(other, whole) <= 1e-10
+
+
+CUTS: dict[str, dict[str, Any]] = {
+    "one row": {"micro_batch_rows": 1},
+    "tokens": {"micro_batch_rows": None, "micro_batch_tokens": 60},
+    "apart": {"shared_prompt": False},
+    "checkpointed": {"gradient_checkpointing": True},
+    "all": {"micro_batch_tokens": 30, "shared_prompt": False, "gradient_checkpointing": True},
+}
+
+
+def gradient_of_a_cut(folder: Path, cut: dict[str, Any]) -> Tensor:
+    loss = LossSettings(entropy_bonus=0.01)
+    run = Run(folder, round=KEEP, loss=loss, optimizer=OptimizerSettings(**cut), rounds=1, groups=4)
+    return gradient(run, ShiftedReference())
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_memory_settings_leave_rollouts_and_gradient_as_they_are(tmp_path: Path, cut: str) -> None:
+    whole = gradient_of_a_cut(tmp_path, {})
+    rollouts = Run(tmp_path, rounds=1).table("rollouts")
+    assert relative_difference(gradient_of_a_cut(tmp_path, CUTS[cut]), whole) <= 1e-5
+    assert Run(tmp_path, rounds=1).table("rollouts") == rollouts
+
+
+def a_layer_norm_policy(folder: Path) -> None:
+    """A GPT-2: its norms are in float64 where its weights are, and those of a Llama never."""
+    config = GPT2Config(
+        vocab_size=len(TOKENIZER), n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.1, eos_token_id=0
+    )
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    model.generation_config = GenerationConfig(eos_token_id=0, pad_token_id=0)
+    save_policy(folder / "policy", LoadedPolicy(model, TOKENIZER, TEMPLATE, (0,)), {"made": "for tests"})
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize("cut", CUTS)
+def test_in_double_precision_memory_settings_agree_to_ten_digits(tmp_path: Path, cut: str) -> None:
+    a_layer_norm_policy(tmp_path)
+    whole = gradient_of_a_cut(tmp_path, {})
+    assert whole.dtype == torch.float64
+    assert relative_difference(gradient_of_a_cut(tmp_path, CUTS[cut]), whole) <= 1e-10
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_an_update_in_bfloat16_has_logprobs_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    losses = watch(monkeypatch, round_update, "grpo_loss")
+    run = Run(tmp_path, round=KEEP, rounds=2)
+    run.trainer = fit(run.module, run.data, run.folder, precision=precision)
+    assert run.trainer.global_step == 2
+    for call in losses:
+        assert call["policy_logprobs"].dtype == torch.float32
+        values = call["policy_logprobs"].detach()[call["mask"]]
+        assert not torch.equal(values, values.bfloat16().float())
+    assert run.weights().dtype == (torch.bfloat16 if precision == "bf16-true" else torch.float32)
+    assert run.weights().isfinite().all()
+    assert 0 < run.metrics[0]["loss/gradient_norm"] < 100
 
 
 # The gradient, from the record alone
@@ -247,11 +308,11 @@ def test_where_a_cut_changed_what_was_sampled_the_correction_is_the_capped_mass_
     rows = run.joined()
 
     reached = passes(backward, losses, "sampling_logprobs")
-    for row in rows:
-        assert reached[row["rollout_id"]] == [row["sampling_logprobs"]]
+    taught = [row for row in rows if row["advantage"] != 0]  # without a KL term the others have no gradient
+    assert reached == {row["rollout_id"]: [row["sampling_logprobs"]] for row in taught}
     full, cut = ({r["rollout_id"]: torch.tensor(r[f"{name}_logprobs"]) for r in rows} for name in ("old", "sampling"))
     kept = {name: (full[name] - cut[name]).exp() for name in full}
-    mass = torch.cat(list(kept.values()))
+    mass = torch.cat([kept[row["rollout_id"]] for row in taught])
     assert (mass >= 0.7 - 1e-5).all()  # the smallest set that holds so much
     assert (mass <= 1 + 1e-5).all()
     model = double_policy(tmp_path)
@@ -311,10 +372,11 @@ def test_flat_groups_that_are_kept_feel_the_kl_term_only_where_that_is_declared(
     loss = LossSettings(kl_on_flat_groups=feels)
     run = Run(tmp_path, one_value, round=KEEP, loss=loss, rounds=1).go(ShiftedReference())
     before = torch.cat([p.flatten() for p in load_policy(tmp_path / "policy").model.parameters()])
-    assert run.trainer.global_step == 1
+    assert run.trainer.global_step == feels  # a step without a gradient would be momentum alone
     assert torch.equal(run.weights(), before) is not feels
     assert ("loss/kl" in run.metrics[0]) is feels
-    assert run.metrics[0]["loss/rows"] == 12
+    assert run.metrics[0].get("loss/rows") == (12 if feels else None)
+    assert sum(row["loss_tokens"] > 0 for row in run.joined()) == 12  # they are in the denominators
 
 
 def test_flat_groups_left_out_of_the_kl_term_stay_in_the_denominators(
@@ -332,13 +394,14 @@ def test_flat_groups_left_out_of_the_kl_term_stay_in_the_denominators(
             loss = LossSettings(kl_on_flat_groups=feels)
             run = Run(tmp_path, {"r": RewardComponent(check)}, round=KEEP, loss=loss, rounds=1).go(ShiftedReference())
     [left_out], [let_in] = calls[False], calls[True]
-    assert torch.equal(left_out["mask"], let_in["mask"])
-    assert torch.equal(left_out["token_weights"], let_in["token_weights"])
-    assert torch.equal(let_in["kl_mask"], let_in["mask"])
-    is_flat = left_out["advantages"] == 0
-    assert is_flat.sum() == 4
-    assert not left_out["kl_mask"][is_flat].any()
-    assert torch.equal(left_out["kl_mask"][~is_flat], left_out["mask"][~is_flat])
+    # The flat group has no gradient and goes through no model; the others weigh what they weighed beside it.
+    assert (let_in["advantages"] == 0).sum() == 4
+    assert len(let_in["advantages"]) == 12
+    assert not (left_out["advantages"] == 0).any()
+    assert len(left_out["advantages"]) == 8
+    for call in (left_out, let_in):
+        assert torch.equal(call["kl_mask"], call["mask"])
+        assert float(call["token_weights"].sum()) == pytest.approx(len(call["advantages"]) / 12)
     # k3 by hand, over the groups that feel it
     d = (left_out["reference_logprobs"] - left_out["policy_logprobs"].detach())[left_out["kl_mask"]].double()
     assert run.metrics[0]["loss/kl"] == pytest.approx(float((d.exp() - d - 1).mean()), rel=1e-5)

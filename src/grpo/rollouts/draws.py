@@ -37,13 +37,13 @@ class Draws:
     @classmethod
     def zeros(cls, shape: torch.Size, device: torch.device, *, cut: bool) -> Draws:
         tokens = torch.zeros(shape, dtype=torch.long, device=device)
-        return cls(tokens, *(torch.zeros(shape, device=device) for _ in range(1 + cut)))
+        return cls(tokens, *(torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(1 + cut)))
 
-    def put(self, rows: Tensor, step: int, drawn: Draws) -> None:
-        """Write one step of ``rows``."""
-        self.tokens[rows, step], self.logprobs[rows, step] = drawn.tokens, drawn.logprobs
+    def put(self, places: Tensor, drawn: Draws) -> None:
+        """Write one step at these places of ``[rows, steps]``, counted row by row."""
+        self.tokens.view(-1)[places], self.logprobs.view(-1)[places] = drawn.tokens, drawn.logprobs
         if self.sampling_logprobs is not None and drawn.sampling_logprobs is not None:
-            self.sampling_logprobs[rows, step] = drawn.sampling_logprobs
+            self.sampling_logprobs.view(-1)[places] = drawn.sampling_logprobs
 
     def with_inserted(self, tokens: Tensor, is_drawn: Tensor) -> Draws:
         """``tokens`` instead, with log-probabilities of 0 where they were not drawn."""
@@ -79,7 +79,7 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[T
     Returns:
         tokens ``[rows]`` and their full-softmax log-probabilities ``[rows]``, float32.
     """
-    logprobs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    logprobs = _tempered(logits, temperature or 1.0)
     tokens = logprobs.argmax(dim=-1) if temperature == 0 else _inverse_cumulative(logprobs.exp(), uniforms)
     return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
@@ -99,7 +99,7 @@ def draw_cut_tokens(
         tokens ``[rows]``, their full-softmax log-probabilities ``[rows]`` and their renormalised ones
         under the cut distribution ``[rows]``, float32.
     """
-    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    logprobs = _tempered(logits, temperature)
     cut = torch.log_softmax(cuts(_NO_TOKENS, logprobs), dim=-1)
     places = _inverse_cumulative(cut.exp(), uniforms).unsqueeze(-1)
     return places.squeeze(-1), logprobs.gather(-1, places).squeeze(-1), cut.gather(-1, places).squeeze(-1)
@@ -138,6 +138,12 @@ class StableTopP(LogitsProcessor):
         return scores.masked_fill(is_cut, -torch.inf)
 
 
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities in float32, whatever precision the model has."""
+    logits = logits.float()
+    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+
+
 def _inverse_cumulative(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """The first token ``[rows]`` at which the cumulative distribution is above the uniform number.
 
@@ -145,6 +151,6 @@ def _inverse_cumulative(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     1 rounds to less than the sum: the token always is one whose own probability lifted the sum, never one
     of probability 0.
     """
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    cumulative = probabilities.double().cumsum_(dim=-1)  # in place: a tensor less of this size
     targets = uniforms.unsqueeze(-1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo.rollouts.policy_files import (
     load_whole_model,
@@ -107,82 +106,3 @@ def _write_policy(aside: Path, policy: LoadedPolicy, provenance: Mapping[str, An
         (aside / CONFIG_FILE).write_text(config, encoding="utf-8")
     for path in aside.iterdir():
         path.chmod(0o644)  # safetensors writes 0600, which another user of a mounted clone cannot read
-
-
-def completion_logprobs(
-    model: PreTrainedModel,
-    prompts: Tensor,
-    prompt_mask: Tensor,
-    completions: Tensor,
-    mask: Tensor,
-    temperature: float = 1.0,
-    rows_per_prompt: Tensor | None = None,
-    entropy_gradient: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of given completions, each prompt run once for all its completions.
-
-    Args:
-        model: the policy or the reference.
-        prompts: ``[P, L]`` left-padded prompt tokens.
-        prompt_mask: ``[P, L]``, 1 at prompt tokens.
-        completions: ``[N, T]`` right-padded, those of a prompt side by side.
-        mask: ``[N, T]``, 1 at completion tokens.
-        temperature: divides the logits, as it did when the tokens were drawn.
-        rows_per_prompt: ``[P]``, completions of each prompt; by default ``N / P`` of each.
-        entropy_gradient: whether the entropies carry a gradient, which keeps a ``[N, T, V]`` tensor.
-
-    Returns:
-        log-probabilities ``[N, T]`` and entropies ``[N, T]`` in nats, float32; padding holds finite
-        values that mean nothing.
-    """
-    # Checkpointed layers drop their cache while they train, and the completions would not see their prompt.
-    assert not (model.training and model.is_activation_checkpointing), (
-        "shared prompts need activation checkpointing off"
-    )
-    repeats = _repeats(rows_per_prompt, len(prompts), len(completions))
-    positions = (prompt_mask.cumsum(-1) - 1).clamp(min=0)
-    cache = DynamicCache()
-    first = model(
-        input_ids=prompts,
-        attention_mask=prompt_mask,
-        position_ids=positions,
-        cache=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits
-    logits = first.repeat_interleave(repeats, dim=0)
-    steps = completions.shape[1] - 1
-    if steps > 0:
-        cache.batch_repeat_interleave(repeats)
-        start = positions[:, -1:].repeat_interleave(repeats, dim=0) + 1
-        context = prompt_mask.repeat_interleave(repeats, dim=0)
-        rest = model(
-            input_ids=completions[:, :-1],
-            attention_mask=torch.cat([context, mask[:, :-1].to(context.dtype)], dim=1),
-            position_ids=start + torch.arange(steps, device=start.device),
-            cache=cache,
-            use_cache=True,
-        ).logits
-        logits = torch.cat([logits, rest], dim=1)
-        del rest
-    # Each [N, T, V] tensor weighs as much as all activations of some layers: none is kept or made without need.
-    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
-    del first, logits
-    logprobs = torch.log_softmax(scaled, dim=-1)
-    del scaled
-    return logprobs.gather(-1, completions.unsqueeze(-1)).squeeze(-1), _entropies(logprobs, entropy_gradient)
-
-
-def _repeats(rows_per_prompt: Tensor | None, prompts: int, rows: int) -> Any:
-    """How often each prompt is repeated: one number where it is the same for all, which is the faster way."""
-    if rows_per_prompt is None:
-        return rows // prompts
-    return int(rows_per_prompt[0]) if bool((rows_per_prompt == rows_per_prompt[0]).all()) else rows_per_prompt
-
-
-def _entropies(logprobs: Tensor, gradient: bool) -> Tensor:
-    """``[N, T]`` of ``[N, T, V]`` log-probabilities."""
-    if gradient:
-        return -(logprobs.exp() * logprobs).sum(dim=-1)
-    with torch.no_grad():  # row by row; entr is 0 at probability 0, where p * log p is NaN
-        return torch.stack([torch.special.entr(row.exp()).sum(dim=-1) for row in logprobs])

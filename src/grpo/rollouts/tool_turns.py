@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -12,10 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.records import FinishReason, ToolCall
 from grpo.rollouts.draws import Draws
+from grpo.rollouts.stop_strings import HALF_A_CHARACTER, Stop, StopStrings
 from grpo.rollouts.tools import ToolSettings, answer_call
-
-# What a tokenizer decodes the bytes of half a character to.
-_HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class CallReader:
@@ -43,7 +41,7 @@ class CallReader:
     def _may_close(self, token: int) -> bool:
         """Whether the closing marker can end in this token: few can, so that few steps decode a whole turn."""
         text = self._text([token])
-        return self.settings.closing[-1] in text or _HALF_A_CHARACTER in text
+        return self.settings.closing[-1] in text or HALF_A_CHARACTER in text
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
@@ -54,12 +52,14 @@ class RowTurns:
 
     Only what the policy drew since the last answer is read for a call: neither the prompt nor an answer
     can make one, alone or with what is drawn behind it. Where a token holds more than the end of a call,
-    the rest stays in the completion and is not read.
+    the rest stays in the completion and is not read. Stop strings are looked for in the same tokens.
     """
 
-    def __init__(self, reader: CallReader, end_token_ids: Collection[int]) -> None:
+    def __init__(self, reader: CallReader, end_token_ids: Collection[int], stops: StopStrings | None = None) -> None:
         self.reader = reader
         self.end_token_ids = end_token_ids
+        self.stops = stops
+        self.stop: Stop | None = None
         self.calls: list[ToolCall] = []
         self.is_drawn: list[bool] = []
         self.finish_reason: FinishReason | None = None
@@ -86,9 +86,14 @@ class RowTurns:
         self.is_drawn.append(True)
         if token in self.end_token_ids:
             self.finish_reason = "end_token"
-        else:
-            self._unread.append(token)
+            return token, True
+        self._unread.append(token)
+        if self.stops is not None:
+            self.stop = self.stops.stop_at(self._unread)
+        if self.stop is None:
             self._answer()
+        else:
+            self.finish_reason = "stop_string"
         return token, True
 
     def _answer(self) -> None:
@@ -113,6 +118,7 @@ class ToolTurns:
         tokenizer: the policy's.
         end_token_ids: end a completion where the policy draws them, and nowhere else.
         rows: how many.
+        stops: end a completion too; None for none.
     """
 
     def __init__(
@@ -121,17 +127,18 @@ class ToolTurns:
         tokenizer: PreTrainedTokenizerBase,
         end_token_ids: Collection[int],
         rows: int,
+        stops: StopStrings | None = None,
     ) -> None:
         reader = CallReader(settings, tokenizer)
-        self.rows = [RowTurns(reader, end_token_ids) for _ in range(rows)]
+        self.rows = [RowTurns(reader, end_token_ids, stops) for _ in range(rows)]
 
-    def take(self, rows: Tensor, drawn: Draws) -> tuple[Draws, Tensor]:
+    def take(self, rows: Sequence[int], drawn: Draws) -> tuple[Draws, Tensor]:
         """Give each of ``rows`` its next token: the one drawn, or one that is due from a tool.
 
         Returns:
             the step with the due tokens put in, and whether each row has ended, ``[rows]`` bool.
         """
-        turns = [self.rows[row] for row in rows.tolist()]
+        turns = [self.rows[row] for row in rows]
         taken = [turn.take(token) for turn, token in zip(turns, drawn.tokens.tolist(), strict=True)]
         device = drawn.tokens.device
         tokens = torch.tensor([token for token, _ in taken], device=device)

@@ -65,7 +65,7 @@ class GRPOModule(L.LightningModule):
         validate_components(rewards)
         reward_transform.check_components(rewards)
         reward_transform.check_length(sampling.max_new_tokens)
-        check_together(sampling, round, advantages, loss, optimizer, reward_transform)
+        check_together(sampling, round, advantages, loss, reward_transform)
         self.automatic_optimization = False
         self.policy_folder = policy
         self.components = rewards

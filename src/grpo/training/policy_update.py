@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo.maths.grpo_loss import Reduction, token_weights
 from grpo.records import ScoredRollout
-from grpo.rollouts.collate import RolloutBatch, collate, micro_batches, pad
+from grpo.rollouts.collate import PassLimits, RolloutBatch, collate, micro_batches, pad
 from grpo.rollouts.flat_groups import DrawnGroup
 from grpo.training.settings import LossSettings, RoundSettings
 from grpo.training.strategies import all_processes
@@ -45,6 +45,11 @@ class UpdateRow:
         """A bool a token: whether it is in the loss."""
         return tuple(drawn and self.counted for drawn in self.member.rollout.drawn_mask)
 
+    def teaches(self, loss: LossSettings) -> bool:
+        """Whether any term of the loss has a gradient on it."""
+        moved = self.advantage != 0 or loss.entropy_bonus > 0 or (loss.kl_beta > 0 and self.feels_kl)
+        return moved and any(self.counted_tokens)
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -74,16 +79,16 @@ class MicroBatch:
 
     def rows(self, values: Tensor) -> dict[str, tuple[float, ...]]:
         """Rows of ``[N, T]`` values by rollout id, without their padding."""
-        parts = zip(self.rollout_ids, values.detach(), self.batch.mask, strict=True)
-        return {name: tuple(row[mask].tolist()) for name, row, mask in parts}
+        lengths = self.batch.mask.sum(1).tolist()
+        parts = zip(self.rollout_ids, values.tolist(), lengths, strict=True)
+        return {name: tuple(row[:length]) for name, row, length in parts}
 
     def tensor(self, rows: dict[str, tuple[float, ...]]) -> Tensor:
         """``[N, T]`` float32 of what :meth:`rows` gave; zeros at padding, and where a row is not known."""
-        values = torch.zeros(self.batch.mask.shape)
-        for i, name in enumerate(self.rollout_ids):
-            row = rows.get(name, ())
-            values[i, : len(row)] = torch.tensor(row)
-        return values.to(self.batch.mask.device)
+        width = self.batch.mask.shape[1]
+        known = [rows.get(name, ()) for name in self.rollout_ids]
+        padded = [row + (0.0,) * (width - len(row)) for row in known]
+        return torch.tensor(padded, dtype=torch.float32, device=self.batch.mask.device)
 
 
 def update_rows(groups: Sequence[DrawnGroup], advantages: Tensor, loss: LossSettings) -> list[UpdateRow]:
@@ -138,35 +143,36 @@ def split_minibatches(rows: Sequence[UpdateRow], settings: RoundSettings, key: s
 
 
 def plan_update(
-    rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout], loss: LossSettings, max_rows: int
+    rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout], loss: LossSettings, limits: PassLimits
 ) -> list[MicroBatch]:
-    """The micro-batches of one optimiser step, the same number in every process; none where no token counts.
+    """The micro-batches of one optimiser step, the same number in every process; none where no row has a gradient.
 
-    A step without a counted token would still move the weights, by the optimiser's momentum. A process that has
-    fewer than another runs ``spare`` with weight 0 instead: collective calls would otherwise wait for each other
-    forever.
+    Rows without a gradient are in every denominator and go through no model. A step of them alone would still move
+    the weights, by the optimiser's momentum. A process that has fewer micro-batches than another runs a spare rollout
+    with weight 0 instead: collective calls would otherwise wait for each other forever.
 
     Args:
         rows: this process's rows of the update.
         spare: any rollouts of this process.
-        loss: names the reduction.
-        max_rows: completions in a micro-batch.
+        loss: names the reduction, and what has a gradient.
+        limits: of a micro-batch.
     """
-    counted, _ = pad([row.counted_tokens for row in rows] or [()], torch.bool, "right")
-    if not any(all_processes(bool(counted.any()))):
+    taught = [i for i, row in enumerate(rows) if row.teaches(loss)]
+    if not any(all_processes(bool(taught))):
         return []
+    counted, _ = pad([row.counted_tokens for row in rows] or [()], torch.bool, "right")
     group_ids = torch.tensor([row.group for row in rows] or [0])
     share = _share_of_update(counted, group_ids, loss.reduction)
     weights = share * token_weights(
         counted, reduction=loss.reduction, group_ids=group_ids, constant_length=loss.constant_length
     )
-    blocks = [list(block) for _, block in groupby(range(len(rows)), key=lambda i: _block(rows[i]))]
+    blocks = [list(block) for _, block in groupby(taught, key=lambda i: _block(rows[i]))]
     planned = []
-    for chosen in micro_batches([[rows[i].member.rollout for i in block] for block in blocks], max_rows):
-        indices = [i for place in chosen for i in blocks[place]]
-        planned.append(_micro_batch([rows[i] for i in indices], weights[indices]))
+    for pieces in micro_batches([[rows[i].member.rollout for i in block] for block in blocks], limits):
+        indices = [taught[i] for piece in pieces for i in piece]
+        planned.append(_micro_batch([rows[i] for i in indices], weights[indices], [len(piece) for piece in pieces]))
     missing = max(all_processes(len(planned))) - len(planned)
-    return planned + [_idle_batch(spare) for _ in range(missing)]
+    return planned + [_idle_batch(spare[:1]) for _ in range(missing)]
 
 
 def _block(row: UpdateRow) -> tuple[int, tuple[int, ...]]:
@@ -176,11 +182,11 @@ def _block(row: UpdateRow) -> tuple[int, tuple[int, ...]]:
 
 def _idle_batch(members: Sequence[ScoredRollout]) -> MicroBatch:
     rows = [UpdateRow(member, 0.0, 0, counted=False) for member in members]
-    return _micro_batch(rows, torch.zeros(len(rows), 1))
+    return _micro_batch(rows, torch.zeros(len(rows), 1), [1] * len(rows))
 
 
-def _micro_batch(rows: Sequence[UpdateRow], weights: Tensor) -> MicroBatch:
-    batch = collate([row.member.rollout for row in rows])
+def _micro_batch(rows: Sequence[UpdateRow], weights: Tensor, rows_per_prompt: Sequence[int]) -> MicroBatch:
+    batch = collate([row.member.rollout for row in rows], rows_per_prompt)
     width = batch.mask.shape[1]
     weights = torch.nn.functional.pad(weights, (0, max(0, width - weights.shape[1])))[:, :width]
     counted = batch.drawn & torch.tensor([row.counted for row in rows]).unsqueeze(1)

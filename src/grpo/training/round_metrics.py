@@ -99,7 +99,8 @@ def _answer_metrics(groups: Groups) -> dict[str, float]:
 
 def _length_metrics(members: Sequence[ScoredRollout]) -> dict[str, float]:
     lengths = [_length(member) for member in members]
-    finished = [n for n, m in zip(lengths, members, strict=True) if m.rollout.finish_reason == "end_token"]
+    whole = ("end_token", "stop_string")
+    finished = [n for n, m in zip(lengths, members, strict=True) if m.rollout.finish_reason in whole]
     endings = Counter(member.rollout.finish_reason for member in members)
     metrics = {
         "length/mean": fmean(lengths),

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from grpo.maths.grpo_loss import LossOutput, grpo_loss
 from grpo.records import ScoredRollout
-from grpo.rollouts.policies import completion_logprobs
+from grpo.rollouts.completion_logprobs import completion_logprobs
 from grpo.training.policy_update import MicroBatch, UpdateRow, plan_update, split_minibatches
 from grpo.training.settings import LossSettings, OptimizerSettings, RoundSettings
 from grpo.training.strategies import all_processes, step_optimizer, summed_gradients
@@ -57,6 +57,11 @@ class RoundUpdate:
     temperature: float
     seed: int
 
+    def __post_init__(self) -> None:
+        if self.optimizer.gradient_checkpointing:
+            # Where no gradient is recorded, as in sampling, checkpointed layers keep their cache.
+            self.policy.activation_checkpointing_enable({"use_reentrant": False})
+
     def run(self, rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout], round_index: int) -> UpdateOutcome:
         """All optimiser steps of a round: epochs times minibatches.
 
@@ -89,7 +94,8 @@ class RoundUpdate:
         return UpdateOutcome(old, reference, metrics)
 
     def _plan(self, rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout]) -> list[MicroBatch]:
-        micro_batches = plan_update(rows, spare, self.loss, self.optimizer.micro_batch_rows)
+        limits = self.optimizer.limits(self.policy.config.get_text_config().hidden_size)
+        micro_batches = plan_update(rows, spare, self.loss, limits)
         return [micro.to(self.module.device) for micro in micro_batches]
 
     @torch.no_grad()
@@ -106,7 +112,7 @@ class RoundUpdate:
             batch.prompts,
             batch.prompt_mask,
             batch.completions,
-            batch.mask,
+            micro.counted,
             self.temperature,
             batch.rows_per_prompt,
             entropy_gradient,

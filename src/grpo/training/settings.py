@@ -10,6 +10,7 @@ import torch
 
 from grpo.maths.group_advantages import Baseline, Scale, group_advantages
 from grpo.maths.grpo_loss import KLEstimator, Ratio, Reduction, grpo_loss
+from grpo.rollouts.collate import PassLimits
 from grpo.rollouts.flat_groups import AtLimit, FlatGroups
 from grpo.rollouts.group_keys import GroupUnit
 from grpo.rollouts.reward_transform import RewardTransform
@@ -112,8 +113,13 @@ class OptimizerSettings:
         betas: decay of the gradient's mean and of its square.
         weight_decay: decoupled from the gradient.
         max_gradient_norm: longer gradients are scaled down to it; inf leaves them as they are.
-        micro_batch_rows: completions run forward and backward at a time; less needs less memory, the
-            gradient is the same.
+        micro_batch_rows: completions run forward and backward at a time, at most; null for any number. Less needs
+            less memory, the gradient is the same.
+        micro_batch_tokens: tokens run forward and backward at a time, at most, padding included; null for any number.
+            Where both are given, both hold. A group that does not fit is cut, and its prompt runs once for each part.
+        shared_prompt: whether the completions of a group share one pass over their prompt; the gradient is the same.
+        gradient_checkpointing: keep the activations of no layer, and compute them again in the backward pass: less
+            memory for about a third more time. The gradient is the same, and so is what is sampled.
     """
 
     learning_rate: float = 1e-5
@@ -121,7 +127,10 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     max_gradient_norm: float = 1.0
-    micro_batch_rows: int = 32
+    micro_batch_rows: int | None = 32
+    micro_batch_tokens: int | None = None
+    shared_prompt: bool = True
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate <= 1:
@@ -141,8 +150,14 @@ class OptimizerSettings:
             raise ValueError(
                 f"optimizer.max_gradient_norm is {self.max_gradient_norm}: it must be positive, or inf to clip nothing"
             )
-        if self.micro_batch_rows < 1:
-            raise ValueError(f"optimizer.micro_batch_rows is {self.micro_batch_rows}: it must be at least 1")
+        for name in ("micro_batch_rows", "micro_batch_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"optimizer.{name} is {value}: it must be at least 1, or null for no such limit")
+
+    def limits(self, width: int) -> PassLimits:
+        """Of a micro-batch, for a model whose hidden states are so wide."""
+        return PassLimits(self.micro_batch_rows, self.micro_batch_tokens, self.shared_prompt, width)
 
     def learning_rate_of(self, round_index: int, rounds: int) -> float:
         """The learning rate of a round, counted from 0."""
@@ -206,7 +221,6 @@ def check_together(
     round: RoundSettings,
     advantages: AdvantageSettings,
     loss: LossSettings,
-    optimizer: OptimizerSettings,
     transform: RewardTransform,
 ) -> None:
     """Refuse settings that are each sound and do not go together.
@@ -235,16 +249,11 @@ def check_together(
             f"reward_transform.invalid_tool_penalty is {transform.invalid_tool_penalty}, but sampling.tools is null "
             "and no call can be made: set it to 0, or name the tools"
         )
-    # The members of a group are sampled and trained on side by side, since they share the pass over their prompt.
-    for name, rows in (
-        ("sampling.max_rows", sampling.max_rows),
-        ("optimizer.micro_batch_rows", optimizer.micro_batch_rows),
-    ):
-        if rows < round.group_size:
-            raise ValueError(
-                f"{name} is {rows}, less than round.group_size = {round.group_size}: a group stays together, "
-                f"so raise it to {round.group_size} or lower the group size"
-            )
+    if sampling.max_rows < round.group_size:
+        raise ValueError(
+            f"sampling.max_rows is {sampling.max_rows}, less than round.group_size = {round.group_size}: a group is "
+            f"sampled together, so raise it to {round.group_size} or lower the group size"
+        )
 
 
 def _refuse_idle(sampling: SamplingSettings, round: RoundSettings, loss: LossSettings) -> None:
