@@ -53,7 +53,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONHASHSEED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup data repro repro-tiny test test-all test-peers test-gpu lint format types check constraints clean FORCE
+.PHONY: help setup data repro repro-tiny test test-all test-peers test-gpu lint format types check constraints bench bench-full peers clean FORCE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -93,6 +93,27 @@ format: $(stamp) ## put every file in the project's format
 
 types: $(stamp) ## check the types
 	mypy
+
+# Figures are written to benchmarks/results/ and printed as tables: docs/performance.md says what they are.
+# TRL, the peer, is installed for it.
+BENCH_ARGS ?=
+peers: $(stamp)
+	$(pip) install --quiet --constraint constraints.txt --editable '.[peers]'
+
+bench: peers ## measure in some minutes, at small sizes: against TRL, and how costs grow
+	python benchmarks/against_trl.py --size tiny --quick $(BENCH_ARGS)
+	python benchmarks/growth.py --quick
+
+build/policy:
+	dvc repro policy
+
+bench-full: peers data build/policy ## measure everything, for about two hours, on a machine that does nothing else
+	python benchmarks/against_trl.py --size tiny --rounds 9 --learn 32 $(BENCH_ARGS)
+	python benchmarks/against_trl.py --size tiny --rounds 9 --fixed-length $(BENCH_ARGS)
+	python benchmarks/against_trl.py --size smollm2 --rounds 5 $(BENCH_ARGS)
+	python benchmarks/against_limit.py --size smollm2
+	python benchmarks/overhead.py --size smollm2
+	python benchmarks/growth.py
 
 check: lint types test ## all that a change must pass
 

@@ -1,0 +1,10 @@
+"""What the benchmarks share: the work, the two trainers as processes that take turns, tables.
+
+Threads that wait for the next piece of work leave their loop within microseconds and sleep, here and in every process
+that is started from here: one that idles must not take the other's processor. OpenMP reads this when torch is loaded.
+"""
+
+import os
+
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+os.environ.update(WAITING)
