@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "grpo.evaluate",
     "report": "grpo.report",
     "score": "grpo.score",
+    "plan": "grpo.plan",
 }
 
 
