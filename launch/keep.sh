@@ -9,9 +9,9 @@
 #   SEND          a command that sends runs/ there
 #   SEND_SECONDS  seconds between two sends (120): what a machine that vanishes can lose of what was saved
 #
-# SIGTERM, which comes before a machine is taken away, goes on to the command. `grpo train` then ends its round and exits,
-# with status 0 although it has not finished: this script exits with 75 instead (a temporary failure), so that a
-# scheduler starts it again.
+# SIGTERM, which comes before a machine is taken away, goes on to the command. `grpo train` then ends its round and exits
+# with 75 (a temporary failure), so that a scheduler starts it again. Where a launcher in between makes a 0 of it, this
+# script exits with 75 itself.
 set -euo pipefail
 
 send() { if [[ -n ${SEND:-} ]]; then bash -c "$SEND" || echo "keep.sh: SEND failed; it is tried again" >&2; fi; }

@@ -36,7 +36,7 @@ from grpo.report import ReportSettings, main, make_report
 from grpo.reporting.comparison import compare_evaluations
 from grpo.reporting.curves import Curves, read_curves
 from grpo.reporting.finished_run import Method
-from grpo.reporting.group_statistics import GroupStatistics, group_statistics
+from grpo.reporting.group_statistics import GroupStatistics, group_statistics, signal_by_problem
 from grpo.reporting.inputs import _check_numbers, read_inputs
 from grpo.reporting.markdown import code, difference, estimate, one_line, plain, table
 from grpo.reporting.pictures import draw_pictures, group_signal
@@ -600,6 +600,18 @@ class TestParts:
         assert (one.deviation, two.deviation) == (pytest.approx(3**0.5 / 4), pytest.approx(3**0.5 / 16))
         assert (one.accepted, two.accepted, every.accepted) == (0.25, 1 / 16, 5 / 32)
         assert (every.finished, every.truncated, every.other_endings, every.draws) == (1.0, 0.0, 0.0, 1.0)
+
+    def test_the_signal_is_told_by_problem(self) -> None:
+        rollouts, updates = record_rows()
+        decided = {row["rollout_id"]: row for row in updates}
+        problems = signal_by_problem(rollouts, decided)
+        assert {one.problem_id for one in problems} == {row["problem_id"] for row in rollouts}
+        assert sum(one.groups for one in problems) == len({(row["problem_id"], row["round"]) for row in rollouts})
+        assert [one.share for one in problems] == sorted((one.share for one in problems), reverse=True)
+        assert sum(one.share for one in problems) == pytest.approx(1.0)
+        first = [row["rollout_id"] for row in rollouts if row["problem_id"] == problems[0].problem_id]
+        of_one = [abs(decided[name]["advantage"] or 0) for name in first]
+        assert problems[0].share == pytest.approx(sum(of_one) / sum(abs(row["advantage"] or 0) for row in updates))
 
     def test_endings_and_draws_are_told_apart(self) -> None:
         """The flat groups of the second slice are drawn again, to the same end; what is cut is not finished."""

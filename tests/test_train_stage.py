@@ -1,3 +1,5 @@
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from grpo.training.grpo_module import GRPOModule
         ("round", "group_size", 1, "round.group_size is 1"),
         ("sampling", "temperature", 0.0, "sampling.temperature is 0"),
         ("sampling", "max_rows", 2, "sampling.max_rows is 2, less than round.group_size = 4"),
-        ("optimizer", "micro_batch_rows", 2, "optimizer.micro_batch_rows is 2, less than round.group_size = 4"),
+        ("optimizer", "micro_batch_tokens", 0, "optimizer.micro_batch_tokens is 0"),
         ("advantages", "std_correction", 3, "std_correction is 3"),
         ("loss", "kl_beta", -1.0, "kl_beta is -1.0"),
         ("loss", "reduction", "constant", "constant_length is None"),
@@ -138,9 +140,29 @@ def test_a_fault_of_the_program_keeps_its_trace(tmp_path: Path, monkeypatch: pyt
     def broken(*_: object) -> None:
         raise RuntimeError("not ours")
 
-    monkeypatch.setattr(GRPOModule, "_update", broken)
+    monkeypatch.setattr(GRPOModule, "_advantages", broken)
     with pytest.raises(RuntimeError, match="not ours"):
         run(tmp_path, monkeypatch)
+
+
+def test_a_run_that_is_told_to_end_says_so_by_its_status_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real: Callable[..., Any] = GRPOModule._advantages
+
+    def told_to_end(self: GRPOModule, *args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GRPOModule, "_advantages", told_to_end)
+        with pytest.raises(SystemExit) as stopped:
+            run(tmp_path, patch)
+    assert stopped.value.code == 75
+    assert "training stopped after 1 of 2 rounds: nothing is published; run it again" in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()
+    run(tmp_path, monkeypatch)
+    assert (tmp_path / "output" / "policy").is_dir()
 
 
 def test_rounds_that_taught_nothing_are_named_at_the_end(

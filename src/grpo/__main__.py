@@ -34,7 +34,7 @@ def main() -> None:
         if not _is_ours(error):
             raise
         print(f"grpo {name}: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_status", 2))
 
 
 def _is_ours(error: Exception) -> bool:

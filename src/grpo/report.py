@@ -14,7 +14,7 @@ import jsonargparse
 
 from grpo.reporting.comparison import compare_evaluations, comparison_json, headline_json
 from grpo.reporting.files import ReportError
-from grpo.reporting.group_statistics import group_statistics
+from grpo.reporting.group_statistics import group_statistics, signal_by_problem
 from grpo.reporting.inputs import read_inputs
 from grpo.reporting.page import PageParts, headline, write_page
 from grpo.reporting.pictures import draw_pictures
@@ -75,7 +75,8 @@ def make_report(settings: ReportSettings) -> dict[Path, bytes]:
     overall, slices = compare_evaluations(inputs.base, inputs.trained)
     groups = group_statistics(run.rollouts, run.updates, run.method.components)
     pictures = draw_pictures(overall, slices, run.curves, groups, list(run.method.components))
-    page = write_page(PageParts(inputs, overall, slices, groups, list(pictures), settings.samples))
+    signal = signal_by_problem(run.rollouts, run.updates)
+    page = write_page(PageParts(inputs, overall, slices, groups, signal, list(pictures), settings.samples))
     print("\n".join(text for text in (headline(overall, inputs.split), time_breakdown(run.curves.seconds)) if text))
     return {
         **{settings.output / "pictures" / name: data for name, data in pictures.items()},

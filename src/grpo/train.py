@@ -8,13 +8,14 @@ import shutil
 import sys
 import warnings
 from argparse import ArgumentError
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grpo.output_folders import require_writable
 from grpo.problem_files import read_problems
@@ -63,6 +64,8 @@ TRAINING_CODE = (
 
 class UnfinishedRun(RuntimeError):
     """Training was stopped before its last round; nothing is published, and the run can go on."""
+
+    exit_status = 75  # a temporary failure, in the words of sysexits.h: schedulers can be told to start it again
 
 
 class TrainCLI(LightningCLI):
@@ -197,7 +200,9 @@ def _train(cli: TrainCLI) -> None:
     )
     # Deterministic mode fills new tensors before they are written: a pass over memory that nothing reads.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
+    # Lightning leaves by a SystemExit of status 0 then, which a scheduler would take for the end of the work.
+    with suppress(SIGTERMException):
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
     if cli.model.ledger["rounds"] < cli.config.data.rounds:
         raise UnfinishedRun(
             f"training stopped after {cli.model.ledger['rounds']} of {cli.config.data.rounds} rounds: nothing is "

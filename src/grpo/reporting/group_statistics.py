@@ -27,6 +27,7 @@ class GroupStatistics:
         mixed: share of groups with unequal rewards, which alone teach anything.
         duplicates: share of completions whose tokens already stand in their group.
         distinct: distinct texts a group.
+        distinct_answers: distinct answers a group, where a component of the reward says what it read.
         finished: share of completions that drew an end token.
         truncated: share that was cut off at the budget.
         other_endings: the rest.
@@ -42,11 +43,43 @@ class GroupStatistics:
     mixed: float | None
     duplicates: float
     distinct: float
+    distinct_answers: float | None
     length: float
     finished: float
     truncated: float
     other_endings: float
     advantage_share: float
+
+
+@dataclass(frozen=True)
+class ProblemSignal:
+    """How much of what the training was told came from one problem.
+
+    Args:
+        groups: of the problem, over all rounds.
+        share: its part of the sum of absolute advantages.
+    """
+
+    problem_id: str
+    slice: str
+    prompt: str
+    groups: int
+    share: float
+
+
+def signal_by_problem(rollouts: Sequence[Row], updates: Mapping[str, Row]) -> list[ProblemSignal]:
+    """Every problem of the training, the one with the largest share first."""
+    groups = [group for groups in by_round(rollouts).values() for group in groups]
+    whole = _absolute_advantage(groups, updates)
+    of_problem: dict[str, list[Group]] = {}
+    for group in groups:
+        of_problem.setdefault(group[0][0]["problem_id"], []).append(group)
+    found = []
+    for problem_id, own in of_problem.items():
+        first = own[0][0][0]
+        share = _absolute_advantage(own, updates) / whole if whole else 0.0
+        found.append(ProblemSignal(problem_id, first["slice"], first["prompt_text"], len(own), share))
+    return sorted(found, key=lambda one: (-one.share, one.problem_id))
 
 
 def group_statistics(
@@ -87,6 +120,7 @@ def _statistics(
         mixed=metrics.get("groups/mixed"),
         duplicates=metrics["groups/duplicates"],
         distinct=metrics["groups/distinct"],
+        distinct_answers=metrics.get("groups/distinct_answers"),
         length=metrics["length/mean"],
         finished=finished,
         truncated=truncated,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from grpo.reporting.cautions import cautions, problems_called
 from grpo.reporting.comparison import Compared, SliceComparison
-from grpo.reporting.group_statistics import GroupStatistics
+from grpo.reporting.group_statistics import GroupStatistics, ProblemSignal
+from grpo.reporting.groups_section import groups_section
 from grpo.reporting.inputs import RELATIONS, ReportInputs
 from grpo.reporting.loopholes_section import loopholes_section
 from grpo.reporting.markdown import code, difference, number, plain, share, table
@@ -35,6 +36,7 @@ class PageParts:
     overall: SliceComparison
     slices: Sequence[SliceComparison]
     groups: Sequence[GroupStatistics]
+    signal: Sequence[ProblemSignal]
     pictures: Sequence[str]
     samples: int
 
@@ -49,7 +51,7 @@ def write_page(parts: PageParts) -> str:
         _slices(parts),
         loopholes_section(parts.inputs, parts.slices, parts.samples),
         _training(parts),
-        _groups(parts),
+        groups_section(parts.groups, parts.signal[: parts.samples], _picture("groups.png", parts)),
         _changed(parts),
         _rollouts(parts),
         method_section(parts.inputs.run.config),
@@ -131,61 +133,6 @@ def _slices(parts: PageParts) -> str:
 def _training(parts: PageParts) -> str:
     texts = ["## Learning curves", _picture("learning.png", parts), _picture("update.png", parts)]
     return _joined([*texts, "All metrics by round: `curves.csv`."])
-
-
-def _groups(parts: PageParts) -> str:
-    texts = [
-        "## Groups: where the signal came from",
-        "Of the training's rollouts, from the record. Only *mixed* groups (unequal rewards) teach anything; *spread* "
-        "is the standard deviation of the rewards within a group; *accepted* completions have full marks; *of the "
-        "signal* is the part of the sum of absolute advantages.",
-        _picture("groups.png", parts),
-        _rewards_of_groups(parts.groups),
-        "*Repeated* completions stand in their group already; *finished* ones drew an end token.",
-        _completions_of_groups(parts.groups),
-    ]
-    return _joined(texts)
-
-
-def _rewards_of_groups(groups: Sequence[GroupStatistics]) -> str:
-    """With a column of draws where flat groups were drawn again."""
-    again = any(one.draws > 1 for one in groups)
-    header = ["Slice", "Groups", *(["Draws a group"] if again else []), "Reward", "Spread", "Accepted", "Mixed"]
-    rows = [
-        [
-            _slice_name(one),
-            str(one.groups),
-            *([number(one.draws)] if again else []),
-            number(one.reward, 3),
-            number(one.deviation, 3),
-            share(one.accepted),
-            share(one.mixed),
-            share(one.advantage_share),
-        ]
-        for one in groups
-    ]
-    return table([*header, "Of the signal"], rows)
-
-
-def _completions_of_groups(groups: Sequence[GroupStatistics]) -> str:
-    header = ["Slice", "Repeated", "Distinct texts", "Length", "Finished", "Cut off", "Other endings"]
-    rows = [
-        [
-            _slice_name(one),
-            share(one.duplicates),
-            number(one.distinct),
-            number(one.length),
-            share(one.finished),
-            share(one.truncated),
-            share(one.other_endings),
-        ]
-        for one in groups
-    ]
-    return table(header, rows)
-
-
-def _slice_name(one: GroupStatistics) -> str:
-    return "all" if one.slice is None else plain(one.slice)
 
 
 def _changed(parts: PageParts) -> str:
