@@ -1,42 +1,68 @@
 # The environment of a run, for a machine with NVIDIA GPUs or without. docs/scaling.md says how it is used.
 #
+#   docker build --tag grpo .                                        what a run needs, and the tests
+#   docker build --target development --tag grpo:development .       and the linters, the peers, a compiler
+#
 # torch's wheels bring the CUDA libraries and the host brings the driver, so the base needs neither: it is plain
 # Debian with Python 3.11. A tag moves and can vanish, so build what you publish from a digest:
 #   docker build --build-arg BASE_IMAGE=debian@sha256:... .
 # (.github/workflows/image.yml resolves it, and the labels of the image record it.)
+# Any Debian or Ubuntu that packages a Python of 3.11 or newer serves, NVIDIA's CUDA images among them: name its Python.
+#   docker build --build-arg BASE_IMAGE=nvidia/cuda:...-ubuntu24.04 --build-arg PYTHON=python3.12 .
 ARG BASE_IMAGE=debian:bookworm-slim
+ARG PYTHON=python3.11
 
 FROM ${BASE_IMAGE} AS build
+ARG PYTHON
+ARG DEBIAN_FRONTEND=noninteractive
 # gcc and the headers serve the one dependency that comes as C source (pycosat); they stay in this stage.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev make python3.11-dev python3.11-venv \
+ && apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev make ${PYTHON}-dev ${PYTHON}-venv \
  && rm -rf /var/lib/apt/lists/*
-# Both are optional: where torch alone is taken from (a CPU build), and a folder of wheels mounted into the build.
+# All are optional: where torch alone is taken from (a CPU build), a folder of wheels mounted into the build, and
+# further extras of pyproject.toml (EXTRAS=datasets,judge).
 ARG TORCH_INDEX
 ARG PIP_FIND_LINKS
+ARG EXTRAS
 WORKDIR /workspace
 COPY Makefile pyproject.toml constraints.txt ./
 COPY src/grpo/__init__.py src/grpo/__init__.py
-# The recipe of every other machine, so the image holds the same versions of the same packages.
-RUN make setup VENV=/opt/venv PYTHON=python3.11 PIP_NO_CACHE_DIR=1
+# The recipe of every other machine, so the image holds the same versions of the same packages. What it installs to
+# check the code itself is for the development stage.
+RUN make setup VENV=/opt/venv PYTHON=${PYTHON} PIP_NO_CACHE_DIR=1 \
+ && if [ -n "${EXTRAS}" ]; then /opt/venv/bin/python -m pip install --quiet --no-cache-dir \
+      --constraint constraints.txt --build-constraint constraints.txt --editable ".[${EXTRAS}]"; fi \
+ && /opt/venv/bin/python -m pip uninstall --quiet --yes mypy pre-commit ruff virtualenv \
+ && /opt/venv/bin/python -m pip check \
+ # Some builds of torch ship the programs of their own tests, 120 MB.
+ && rm -rf /opt/venv/lib/python3*/site-packages/torch/test /opt/venv/lib/python3*/site-packages/torch/bin/test_*
 
 FROM ${BASE_IMAGE} AS runtime
 ARG BASE_IMAGE
+ARG PYTHON
+ARG DEBIAN_FRONTEND=noninteractive
+# The commit that is built, if the builder says which.
+ARG REVISION
 LABEL org.opencontainers.image.title="grpo" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
 # bubblewrap holds generated code that is run for its reward. There is no compiler: the optimizer is torch's AdamW,
 # and DeepSpeed is asked for no operator that it would have to build.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends bubblewrap ca-certificates git make python3.11 \
- && rm -rf /var/lib/apt/lists/* \
- && useradd --create-home --uid 1000 grpo \
+ && apt-get install --yes --no-install-recommends bubblewrap ca-certificates git make ${PYTHON} \
+ && apt-get clean \
+ && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
+ # The user id may be taken: Ubuntu's images bring a user of their own.
+ && useradd --create-home --non-unique --uid 1000 grpo \
  # Any user of the host may be the one who runs (docker run --user), with a clone that is not root's.
- && chmod 1777 /home/grpo \
+ && install --directory --owner grpo --mode 1777 /home/grpo \
+ && install --directory --owner grpo --mode 0777 /workspace \
  && git config --system --add safe.directory '*'
 COPY --from=build /opt/venv /opt/venv
+COPY docker/entry.sh /usr/local/bin/grpo-entry
 WORKDIR /workspace
-COPY --chown=grpo:grpo . .
+COPY --chown=grpo . .
 
 # SETUP=no: the environment in VENV is complete. make only checks that a mounted clone asks for the same pins.
 # USER answers for a user id that has no account here. The rest is what the Makefile exports, for commands run bare.
@@ -66,4 +92,35 @@ ENV VENV=/opt/venv \
     WANDB_MODE=offline \
     WANDB_SILENT=true
 USER grpo
+# DVC works in a repository, and .dockerignore keeps the builder's out: it may hold passwords and unpublished work.
+RUN umask 0 \
+ && git init --quiet --initial-branch=image \
+ && git add --all \
+ && git -c user.name=grpo -c user.email=grpo@localhost commit --quiet --message "The files of the image ${REVISION}" \
+ && chmod -R a+rwX .
+ENTRYPOINT ["grpo-entry"]
 CMD ["make", "help"]
+
+# For who changes the code: `make check`, `make test-peers` and operators that are compiled (torch.compile, DeepSpeed's
+# own on the CPU; those for a GPU need nvcc besides, which NVIDIA's `devel` images have).
+FROM runtime AS development
+ARG PYTHON
+ARG DEBIAN_FRONTEND=noninteractive
+ARG PIP_FIND_LINKS
+USER root
+# The targets that install find the environment open to any user.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ less ${PYTHON}-dev ${PYTHON}-venv \
+ && apt-get clean \
+ && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
+ && python -m pip install --quiet --no-cache-dir --constraint constraints.txt --build-constraint constraints.txt \
+      --editable '.[test,dev,peers]' \
+ && python -m pip check \
+ && rm -rf build \
+ && site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+ && chmod a+rwx /opt/venv/bin "$site" \
+ && chmod -R a+rwX /opt/venv/bin/grpo "$site"/*grpo* src
+USER grpo
+
+# What is built where no stage is named.
+FROM runtime

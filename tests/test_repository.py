@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import tomllib
@@ -228,13 +229,66 @@ def test_every_marker_is_declared() -> None:
     assert used - builtin <= declared
 
 
+def image_stages() -> dict[str, str]:
+    """The Dockerfile by stage; the last one has no name."""
+    parts = re.split(r"^FROM (.+)$", text("Dockerfile"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
 def test_the_image_is_built_from_the_pins_and_runs_without_root() -> None:
-    lines = text("Dockerfile").splitlines()
-    assert "make setup" in text("Dockerfile")
-    assert [line for line in lines if line.startswith("FROM")] == [
-        "FROM ${BASE_IMAGE} AS build",
-        "FROM ${BASE_IMAGE} AS runtime",
+    stages = image_stages()
+    assert list(stages) == [
+        "${BASE_IMAGE} AS build",
+        "${BASE_IMAGE} AS runtime",
+        "runtime AS development",
+        "runtime",
     ]
-    assert [line for line in lines if line.startswith("USER")] == ["USER grpo"]
-    runtime = text("Dockerfile").partition("AS runtime")[2]
-    assert not re.search(r"\b(gcc|g\+\+|clang|build-essential|python3\.11-dev)\b", runtime)
+    build, runtime, development, default = stages.values()
+    assert "make setup" in build
+    assert "--constraint constraints.txt" in development
+    assert re.findall(r"^USER (.+)$", runtime, flags=re.MULTILINE) == ["grpo"]
+    assert re.findall(r"^USER (.+)$", development, flags=re.MULTILINE)[-1] == "grpo"
+    assert default.strip() == ""
+    compiler = r"\bgcc\b|\bg\+\+|\bclang|\bbuild-essential|-dev\b"
+    assert not re.search(compiler, "\n".join(re.findall(r"apt-get install.*", runtime)))
+    assert re.search(compiler, development)
+
+
+def test_the_image_leaves_out_what_git_keeps_of_its_own() -> None:
+    """A checkout's .git can hold a token, and commits that are not to be published."""
+    assert {".git", ".venv", "data", "runs", "build"} <= set(text(".dockerignore").splitlines())
+
+
+def entered(command: list[str], shared_mb: int, folder: Path) -> str:
+    """What the image's entry says, and what its command prints, where /dev/shm has that size."""
+    shown = folder / "df"
+    shown.write_text(f"#!/bin/sh\necho Filesystem\necho shm {shared_mb} 0 {shared_mb} 0% /dev/shm\n", encoding="utf-8")
+    shown.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    entry = REPOSITORY / "docker/entry.sh"
+    ran = subprocess.run(
+        ["sh", str(entry), *command], cwd=REPOSITORY, env=environment, capture_output=True, check=True, text=True
+    )
+    assert ran.stdout.strip() == " ".join(command[1:])
+    return ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "shared_mb", "expected"),
+    [
+        (["echo", "profile=one_cpu"], 64, ""),
+        (["echo", "profile=one_gpu"], 64, ""),
+        (["echo", "profile=eight_gpu_zero2"], 64, "--shm-size=8g or --ipc=host"),
+        (["echo", "--config", "configs/profiles/eight_gpu_zero2.yaml"], 64, "--shm-size=8g or --ipc=host"),
+        (["echo", "profile=eight_gpu_zero2"], 8192, ""),
+        (["echo", "profile=one_cpu"], 0, "--shm-size=64m or more"),
+    ],
+)
+def test_the_image_says_when_shared_memory_is_too_small(
+    command: list[str], shared_mb: int, expected: str, tmp_path: Path
+) -> None:
+    if list(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("several GPUs of this machine would count as asked for")
+    said = entered(command, shared_mb, tmp_path)
+    assert expected in said
+    assert bool(said) == bool(expected)
