@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -95,6 +96,29 @@ def test_two_processes_make_the_updates_of_one(one: Path, two: Path) -> None:
     for name, row in alone.items():
         assert together[name]["completion_tokens"] == row["completion_tokens"]
     assert_same_weights(two, one)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_process_with_less_to_update_changes_no_number(tmp_path: Path, strategy: str) -> None:
+    """A micro-batch a row, and rows that were cut off are masked: one process then has fewer micro-batches."""
+    changes = {"loss": {"mask_truncated": True}, "optimizer": {"micro_batch_rows": 1}, "sampling": {"max_new_tokens": 12}}
+    outputs = {}
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        train(folder, STRATEGIES[strategy] if processes == 2 else "auto", processes, changes)
+        outputs[processes] = folder / "output"
+    tables = [pq.read_table(path).to_pylist() for path in sorted((outputs[2] / "record" / "updates").iterdir())]
+    work = [sum(row["loss_tokens"] > 0 for row in rows) for rows in tables]
+    assert any(work[i] != work[i + 1] for i in range(0, len(work), 2)), work
+    run = [row for rows in tables for row in rows if row["reference_logprobs"] is not None]
+    assert len(run) == sum(work)
+    for row in run:
+        assert max(row["reference_logprobs"]) < 0
+        assert max(row["recomputed_old_logprobs"]) < 0
+    assert_same_weights(outputs[2], outputs[1])
+    for ours, theirs in zip(*(list(csv.DictReader((outputs[n] / "metrics.csv").open())) for n in (1, 2)), strict=True):
+        for name in ("loss/kl", "loss/gradient_norm", "loss/ratio_min", "loss/tokens"):
+            assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-3, abs=1e-5), name
 
 
 def test_two_processes_leave_one_run(two: Path) -> None:

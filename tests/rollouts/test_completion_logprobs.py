@@ -16,6 +16,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaForCausalLM,
@@ -306,3 +308,11 @@ def test_autocast_gives_float32_logprobs_and_float32_gradients() -> None:
         assert shared(model)[0].dtype == torch.float32
     assert all(value.dtype == torch.float32 for value in got.values())
     assert apart(got, exact) < 0.1
+
+
+def test_a_window_that_goes_by_columns_is_not_packed() -> None:
+    """A short trial cannot show it: the siblings stand further apart than the window only in real groups."""
+    layers = {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4}
+    config = GPTNeoConfig(vocab_size=len(TOKENIZER), hidden_size=32, num_heads=4, **layers)
+    with pytest.warns(UserWarning, match="GPTNeoForCausalLM does not keep completions apart"):
+        assert not traits_of(GPTNeoForCausalLM(config).eval()).packs

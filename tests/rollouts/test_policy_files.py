@@ -150,6 +150,22 @@ def test_end_tokens_and_places_are_read_from_the_files(tmp_path: Path) -> None:
     assert context_length(folder) == random_llama().config.max_position_embeddings
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("dynamic", 64), ("longrope", 64), ("linear", 128)])
+def test_a_context_ends_where_positions_begin_to_hang_on_the_neighbours(
+    tmp_path: Path, kind: str, expected: int
+) -> None:
+    """Scaled by the longest row of a batch, the positions of a row would change with the rows beside it."""
+    folder = policy_folder(tmp_path / "policy")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["max_position_embeddings"] == 128
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4} if kind == "longrope" else {}
+    config["rope_parameters"] = {
+        "rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64, **factors
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    assert context_length(folder) == expected
+
+
 @pytest.mark.parametrize("kind", ["file", "link", "other", "here", "above"])
 def test_nothing_but_a_policy_is_ever_replaced(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "output"

@@ -14,7 +14,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from grpo.records import Rollout, ToolCall
 from grpo.rollouts import growing_rows
-from grpo.rollouts.sampling import Sampler, SamplingSettings, keyed_uniforms
+from grpo.rollouts.draws import keyed_uniforms
+from grpo.rollouts.sampling import Sampler, SamplingSettings
 from grpo.rollouts.tool_turns import CallReader, RowTurns
 from grpo.rollouts.tools import Calculator, Tool, ToolError, ToolSettings, answer_call
 from grpo.training.tiny_policy import character_tokenizer

@@ -201,7 +201,8 @@ def test_values_by_rollout_come_back_in_any_other_batch() -> None:
         values |= micro.rows(torch.rand(micro.batch.mask.shape))
     [whole] = plan_update(rows, groups()[0], LossSettings(), PassLimits(rows=100))
     assert whole.rows(whole.tensor(values)) == values
-    assert whole.tensor({}).abs().sum() == 0
+    with pytest.raises(KeyError):
+        whole.tensor({})
 
 
 @pytest.mark.parametrize("split", ["groups", "rows"])
@@ -265,3 +266,20 @@ def test_without_a_shared_prompt_every_completion_has_its_own() -> None:
     assert shared.batch.rows_per_prompt.tolist() == [2, 2, 1]
     assert apart.batch.rows_per_prompt.tolist() == [1] * 5
     assert len(apart.batch.prompts) == 5
+
+
+def test_an_idle_batch_says_nothing_of_the_rollout_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has two micro-batches more: what is run beside them must not stand for a real row's numbers."""
+    members = groups()[0]
+    rows = [UpdateRow(member, 1.0, 0) for member in members]
+    real = policy_update.all_processes
+    monkeypatch.setattr(policy_update, "all_processes", lambda value: [*real(value), 3] if value == 1 else real(value))
+    planned = plan_update(rows, members, LossSettings(reduction="token_mean"), PassLimits())
+    assert [len(micro.rollout_ids) for micro in planned] == [len(rows), 0, 0]
+    idle = planned[1]
+    assert idle.rows(torch.zeros(idle.batch.mask.shape)) == {}
+    assert not idle.counted.any()
+    assert not idle.weights.any()
+    assert torch.equal(idle.tensor({}), torch.zeros(idle.batch.mask.shape))
+    with pytest.raises(KeyError):
+        planned[0].tensor({rows[0].rollout_id: (0.0,)})

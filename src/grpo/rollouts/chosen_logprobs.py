@@ -124,15 +124,12 @@ class _ChosenLogprobs(torch.autograd.Function):
                 logits = _logits(hidden[part], weight, bias, rule, dtype)
                 kept = logits.clone() if rule.cap is not None else None
                 logprobs = logits.sub_(normalisers[part].unsqueeze(-1))
-                on_logits = (
-                    _on_logits(logprobs, on_logprobs[part], tokens[part])
-                    if not entropy_gradient
-                    else (
-                        _on_logits_with_entropy(
-                            logprobs, on_logprobs[part], tokens[part], on_entropies[part], entropies[part]
-                        )
+                if entropy_gradient:
+                    on_logits = _on_logits_with_entropy(
+                        logprobs, on_logprobs[part], tokens[part], on_entropies[part], entropies[part]
                     )
-                )
+                else:
+                    on_logits = _on_logits(logprobs, on_logprobs[part], tokens[part])
                 on_output = rule.backward_(on_logits, kept).to(hidden.dtype)
                 if d_hidden is not None:
                     torch.mm(on_output, weight, out=d_hidden[part])

@@ -145,7 +145,7 @@ def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def traits_of(model: PreTrainedModel) -> ModelTraits:
     """What a model allows, found out the first time it is asked for; what it does not allow is warned of."""
     if model not in _TRAITS:
-        with torch.no_grad(), torch.autocast(model.device.type, enabled=False), _without_checkpoints(model):
+        with torch.no_grad(), torch.autocast(model.device.type, enabled=False), _evaluating(model):
             traits = ModelTraits(_find_rule(model), _can_pack(model))
         name = type(model).__name__
         if traits.rule is None:
@@ -165,7 +165,7 @@ def traits_of(model: PreTrainedModel) -> ModelTraits:
 
 
 @contextmanager
-def _without_checkpoints(model: PreTrainedModel) -> Iterator[None]:
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode for a moment; the mode of each module is given back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -218,7 +218,7 @@ def _known_rules(model: PreTrainedModel) -> list[LogitRule]:
 
 def _can_pack(model: PreTrainedModel) -> bool:
     """Whether packed rows give the hidden states that their completions have alone."""
-    if model.config._attn_implementation not in ("sdpa", "eager"):
+    if model.config._attn_implementation not in ("sdpa", "eager") or _has_windows_of_its_own(model):
         return False
     prompts, mask, completions, wanted, repeats = _probe(model)
     packed = pack_rows(prompts, mask, completions, wanted, repeats)
@@ -228,6 +228,22 @@ def _can_pack(model: PreTrainedModel) -> bool:
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError):
         return False
     return _alike(together, apart)
+
+
+def _has_windows_of_its_own(model: PreTrainedModel) -> bool:
+    """Whether a layer may cut its view by columns, which are not positions in a packed row: no short trial shows it.
+
+    Sliding windows are said to the model in the mask, and count positions.
+    """
+    settings = model.config.get_text_config().to_dict()
+    return any(
+        ("window" in name or "chunk" in name)
+        and "sliding_window" not in name
+        and name != "max_window_layers"
+        and type(value) is int
+        and value > 0
+        for name, value in settings.items()
+    )
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

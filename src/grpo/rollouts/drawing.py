@@ -53,7 +53,9 @@ class Drawing:
         self.device = growing.model.device
         self.uniforms = torch.from_numpy(uniforms).to(self.device)
         self.draws = Draws.zeros(self.uniforms.shape, self.device, cut=cut)
-        self.look_every = LOOK_EVERY.get(self.device.type, 1)
+        # Stop strings and tools wait for each step's tokens anyway.
+        waits = stops is not None or turns is not None
+        self.look_every = 1 if waits else LOOK_EVERY.get(self.device.type, 1)
         self.ended = torch.zeros(0, dtype=torch.bool, device=self.device)
         self.stopped: dict[int, Stop] = {}
 

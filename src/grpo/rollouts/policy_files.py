@@ -80,9 +80,18 @@ def read_end_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def context_length(folder: Path) -> int | None:
-    """How many tokens, prompt and completion together, the model has places for; None where it has no such limit."""
-    length: int | None = getattr(_read_config(folder), "max_position_embeddings", None)
-    return length
+    """How many tokens, prompt and completion together, the model has places for; None where it has no such limit.
+
+    Where the positions of a batch are scaled by its longest row (``dynamic``, ``longrope``), what a row gives hangs
+    on its neighbours from the original length on: the limit then is that.
+    """
+    config = _read_config(folder)
+    length: int | None = getattr(config, "max_position_embeddings", None)
+    rotary = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in (rotary, *rotary.values()) if isinstance(kind, dict)]  # one, or one a kind of layer
+    scaled = [kind for kind in kinds if kind.get("rope_type") in ("dynamic", "longrope")]
+    lengths = [length, *(kind.get("original_max_position_embeddings") for kind in scaled)]
+    return min((one for one in lengths if one is not None), default=None)
 
 
 def load_whole_tokenizer(folder: Path, remedy: str = MAKE_AGAIN) -> PreTrainedTokenizerBase:

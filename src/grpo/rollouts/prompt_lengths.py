@@ -50,7 +50,8 @@ def require_places(groups: Sequence[PromptGroup], max_new_tokens: int, policy: P
         remedy = f"set it to at most {room}" if room > 0 else "take such problems out"
         raise ValueError(
             f"{key} is {max_new_tokens}, and the longest prompt ({longest.problem.id}) has {_length(longest)} tokens, "
-            f"but the policy has places for {places} in all (max_position_embeddings in its config.json): {remedy}, "
+            f"but the policy has places for {places} in all (in its config.json max_position_embeddings, or where "
+            f"rotary positions are scaled by a batch's length original_max_position_embeddings): {remedy}, "
             "or choose a policy of a longer context"
         )
 

@@ -24,7 +24,7 @@ from grpo.rollouts.sampling_settings import SamplingSettings
 from grpo.rollouts.stop_strings import Stop, StopStrings
 from grpo.rollouts.tool_turns import ToolTurns
 
-__all__ = ["Sampler", "SamplingSettings", "draw_tokens", "keyed_uniforms"]
+__all__ = ["Sampler", "SamplingSettings"]
 
 
 class Sampler:

@@ -57,7 +57,8 @@ class MicroBatch:
 
     Args:
         batch: ``N`` rows of ``T`` tokens.
-        rollout_ids: ``N`` names, in the order of the rows.
+        rollout_ids: ``N`` names, in the order of the rows; none where the batch is idle: run only because another
+            process has one more.
         slices: of the rows' problems.
         advantages: ``[N]``.
         weights: ``[N, T]``: what each token counts in the whole update, of all processes.
@@ -78,16 +79,23 @@ class MicroBatch:
         return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
 
     def rows(self, values: Tensor) -> dict[str, tuple[float, ...]]:
-        """Rows of ``[N, T]`` values by rollout id, without their padding."""
+        """Rows of ``[N, T]`` values by rollout id, without their padding; nothing of an idle batch."""
+        if not self.rollout_ids:
+            return {}
         lengths = self.batch.mask.sum(1).tolist()
         parts = zip(self.rollout_ids, values.tolist(), lengths, strict=True)
         return {name: tuple(row[:length]) for name, row, length in parts}
 
     def tensor(self, rows: dict[str, tuple[float, ...]]) -> Tensor:
-        """``[N, T]`` float32 of what :meth:`rows` gave; zeros at padding, and where a row is not known."""
+        """``[N, T]`` float32 of what :meth:`rows` gave; zeros at padding, and in an idle batch.
+
+        Raises:
+            KeyError: a rollout that nothing is known of; a stand-in would be learnt from.
+        """
+        if not self.rollout_ids:
+            return torch.zeros(self.batch.mask.shape, device=self.batch.mask.device)
         width = self.batch.mask.shape[1]
-        known = [rows.get(name, ()) for name in self.rollout_ids]
-        padded = [row + (0.0,) * (width - len(row)) for row in known]
+        padded = [rows[name] + (0.0,) * (width - len(rows[name])) for name in self.rollout_ids]
         return torch.tensor(padded, dtype=torch.float32, device=self.batch.mask.device)
 
 
@@ -181,8 +189,9 @@ def _block(row: UpdateRow) -> tuple[int, tuple[int, ...]]:
 
 
 def _idle_batch(members: Sequence[ScoredRollout]) -> MicroBatch:
+    """Nameless, or what it gives for nothing would stand for the rollout's own."""
     rows = [UpdateRow(member, 0.0, 0, counted=False) for member in members]
-    return _micro_batch(rows, torch.zeros(len(rows), 1), [1] * len(rows))
+    return replace(_micro_batch(rows, torch.zeros(len(rows), 1), [1] * len(rows)), rollout_ids=[], slices=[])
 
 
 def _micro_batch(rows: Sequence[UpdateRow], weights: Tensor, rows_per_prompt: Sequence[int]) -> MicroBatch:

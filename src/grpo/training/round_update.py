@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo.maths.grpo_loss import LossOutput, grpo_loss
+from grpo.maths.grpo_loss import grpo_loss
 from grpo.records import ScoredRollout
 from grpo.rollouts.completion_logprobs import completion_logprobs
 from grpo.training.policy_update import MicroBatch, UpdateRow, plan_update, split_minibatches
@@ -80,12 +80,13 @@ class RoundUpdate:
         norms: list[float] = []
         for epoch in range(self.round.epochs):
             for minibatch in split_minibatches(rows, self.round, f"{self.seed}/{round_index}/{epoch}"):
-                plan = self._plan(minibatch, spare)
+                plan = everything if self.round.minibatches == 1 else self._plan(minibatch, spare)
                 if not plan:
                     continue
                 with summed_gradients(self.module):
-                    row_metrics += [(m.slices, self._backward(m, old, reference).metrics) for m in plan]
+                    row_metrics += [self._backward(micro.to(self.module.device), old, reference) for micro in plan]
                 norms.append(step_optimizer(self.module, self.optimizer.max_gradient_norm))
+                torch.clear_autocast_cache()  # copies of the weights as they were before the step
         # On the processor: gathered as they are, every process would open every other one's device.
         own = [(slices, {name: value.cpu() for name, value in values.items()}) for slices, values in row_metrics]
         metrics = loss_metrics([one for part in all_processes(own) for one in part])
@@ -95,13 +96,17 @@ class RoundUpdate:
 
     def _plan(self, rows: Sequence[UpdateRow], spare: Sequence[ScoredRollout]) -> list[MicroBatch]:
         limits = self.optimizer.limits(self.policy.config.get_text_config().hidden_size)
-        micro_batches = plan_update(rows, spare, self.loss, limits)
-        return [micro.to(self.module.device) for micro in micro_batches]
+        return plan_update(rows, spare, self.loss, limits)
 
     @torch.no_grad()
     def _logprobs_of(self, model: PreTrainedModel, plan: Sequence[MicroBatch]) -> Logprobs:
         """By rollout, so that updates can be cut in other ways than the plan."""
-        return {name: row for micro in plan for name, row in micro.rows(self._logprobs(model, micro)[0]).items()}
+        found: Logprobs = {}
+        for micro in plan:
+            found |= micro.rows(self._logprobs(model, micro.to(self.module.device))[0])
+        # Under autocast, what was made here of the weights has no gradient and must not serve the passes that have.
+        torch.clear_autocast_cache()
+        return found
 
     def _logprobs(
         self, model: PreTrainedModel, micro: MicroBatch, entropy_gradient: bool = False
@@ -118,8 +123,8 @@ class RoundUpdate:
             entropy_gradient,
         )
 
-    def _backward(self, micro: MicroBatch, old: Logprobs, reference: Logprobs) -> LossOutput:
-        """Add one micro-batch's part to the gradient.
+    def _backward(self, micro: MicroBatch, old: Logprobs, reference: Logprobs) -> RowMetrics:
+        """Add one micro-batch's part to the gradient; give its rows' slices and metrics.
 
         The first pass over a rollout that no update has preceded runs at the weights that sampled: its own
         log-probabilities then are the old ones, to the last bit, and later passes find them in ``old``.
@@ -128,8 +133,9 @@ class RoundUpdate:
         if self.loss.old_logprobs == "recorded":
             old_logprobs = micro.batch.recorded_logprobs
         else:
-            if micro.rollout_ids[0] not in old:
-                old.update(micro.rows(logprobs))
+            fresh = micro.rows(logprobs)
+            if not fresh.keys() <= old.keys():
+                old.update(fresh)
             old_logprobs = micro.tensor(old)
         output = grpo_loss(
             logprobs,
@@ -144,4 +150,4 @@ class RoundUpdate:
             **self.loss.options(),
         )
         self.module.manual_backward(output.loss)
-        return output
+        return micro.slices, output.metrics
