@@ -152,6 +152,8 @@ def test_each_published_layout(scorer: CodePassesTests, metadata: dict[str, Any]
         ({"tests": []}, "metadata.tests is []"),
         ({"tests": ["assert True"]}, "test 1 never calls the program"),
         ({"tests": ["f(object())"]}, "a test calls f with something other than plain data"),
+        ({"tests": ["f(1)", "assert f(1)=="]}, "test 2 is no Python: SyntaxError"),
+        ({"tests": ["return f(1)"]}, "test 1 is no Python: SyntaxError"),
         ({"tests": ["f(1)"], "setup": "1 / 0"}, "the setup of the tests fails: ZeroDivisionError"),
         ({"tests": ["import os\nos._exit(0)"]}, "the side that runs the tests ended"),
         ({**DOUBLE, "code_form": "poem"}, "metadata.code_form is 'poem'"),
@@ -162,6 +164,13 @@ def test_tests_that_cannot_judge_give_no_score(scorer: CodePassesTests, metadata
     score = scorer(asked(metadata), "def f(n):\n    return n\n")
     assert score.value is None
     assert reason in score.reason
+
+
+def test_tests_that_hang_cost_a_program_its_score_only_where_it_had_its_part(scorer: CodePassesTests) -> None:
+    short = replace(scorer, limit_seconds=2.0)
+    hangs = asked({"tests": ["while True: pass"]})
+    assert short(hangs, "def f(n):\n    return n\n").value is None
+    assert short(hangs, "import time\ntime.sleep(1.6)\ndef f(n):\n    return n\n").value == 0.0
 
 
 def test_where_nothing_can_be_isolated_there_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:

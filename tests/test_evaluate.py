@@ -18,15 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo import evaluate as stage
 from grpo.answer_metrics import IntervalSettings
-from grpo.answer_readings import READINGS, load_reading
+from grpo.answer_readings import load_reading
 from grpo.code_scorer import code_passes_tests
 from grpo.evaluate import EvaluateSettings, evaluate, main
 from grpo.held_out_answers import COMPLETIONS_SCHEMA, judge, read_answers, refuse_unscored
-from grpo.loopholes import Tried
 from grpo.problem_files import write_problems
 from grpo.problem_sources import GSM8K, HumanEval
 from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, Score
-from grpo.reread_probes import reread_probes
 from grpo.rewards.sandbox import SandboxUnavailable, require
 from grpo.rollouts.policies import LoadedPolicy, save_policy
 from grpo.rollouts.prompts import PromptTemplate
@@ -411,6 +409,15 @@ class TestUnscored:
             refuse_unscored(judged, 0.66)
         refuse_unscored([], 0.0)
 
+    def test_a_reason_of_several_lines_is_told_in_one(self) -> None:
+        [judged] = judge([("greedy", rollout("5"))], lambda *_: Score.unscorable("out\nof\r\n order\n"))
+        with pytest.raises(ScorerError, match="out of order; ") as caught:
+            refuse_unscored([judged], 0.0)
+        assert len(str(caught.value).splitlines()) == 1
+        with pytest.raises(ScorerError, match=r"cannot be scored \(out of order\)") as caught:
+            check_scorer("none", lambda *_: Score.unscorable("out\nof\r\n order"), PROBLEMS[:1])
+        assert len(str(caught.value).splitlines()) == 1
+
 
 GSM8K_ROWS = [
     {"question": f"What is {i} and {i}?", "answer": f"It is <<{i}+{i}={2 * i}>>{2 * i}.\n#### 1,{200 + i}"}
@@ -539,20 +546,6 @@ class TestReadings:
         with pytest.raises(ValueError, match="reading is 'nothing'"):
             evaluate(replace(settings, reading="nothing"))
         assert not settings.report_folder.exists()
-
-    def test_probes_are_read_as_the_answers_are(self) -> None:
-        """A box with the right answer in several lines: the default reading finds none, this one accepts it."""
-        asked = PROBLEMS[1]
-        texts = {"right": "Well.\n\\boxed{2}", "wrong": "Well.\n\\boxed{3}", "none": "Well."}
-        tried = [
-            Tried(asked, "probe", name, text, (None, None), paid=True, accepted=False) for name, text in texts.items()
-        ]
-        tried += [replace(tried[0], source="greedy"), replace(tried[0], paid=False, accepted=None)]
-        found = reread_probes(tried, READINGS["last_boxed"], lambda *item: number_or_text(*item))
-        assert [each.accepted for each in found] == [True, False, False, False, None]
-        assert [each.readings for each in found[:3]] == [("2", "2"), ("3", "3"), (None, None)]
-        assert found[3] == tried[3]
-        assert [each.loophole for each in found[:3]] == [False, True, True]
 
     @pytest.mark.parametrize("gold", ["1/2", r"\frac{1}{2}", "x^2 + 1"])
     def test_the_lenient_reading_is_never_the_worse(self, gold: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 from report_inputs import INTERVALS, answers, base_skill, trained_skill, write_experiment
 
+from grpo.answer_readings import Reading
 from grpo.held_out_answers import HeldOutAnswer
 from grpo.loopholes import (
     RewardsError,
@@ -127,6 +128,20 @@ class TestWhatCounts:
         assert (one.row()["reward"], one.row()["most"]) == (weights[0], sum(w for w in weights if w > 0))
         [one, *_] = find_loopholes(components, [first], [answer(first, "21 or 9")], lambda *_: Score(0.0), None, 0.95)
         assert one.paid is (weights[1] < 0)
+
+    def test_probes_are_read_as_the_completions_are(self) -> None:
+        """The scorer takes what this reading finds, and nothing that the default one would find."""
+        shout = Reading("here.shout", lambda text: f"{text}!", lenient=False)
+
+        def scorer(_: Problem, read: str | None) -> Score:
+            return Score(float(str(read).endswith("!")))
+
+        components = {"r": here(lambda *_: Score(1.0))}
+        found = find_loopholes(components, problems(1), [], lambda *item: scorer(*item), reading=shout)
+        assert [one.readings for one in found] == [(f"{one.text}!", None) for one in found] != []
+        assert {(one.accepted, one.loophole) for one in found} == {(True, False)}
+        found = find_loopholes(components, problems(1), [], lambda *item: scorer(*item))
+        assert any(one.loophole for one in found)
 
     def test_form_alone_is_not_paid(self) -> None:
         components = {"exact_answer": here(exact_answer), "answer_format": RewardComponent(answer_format, 0.1, None)}

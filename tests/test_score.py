@@ -20,7 +20,7 @@ from grpo.named_checks import load_reward, reward_names
 from grpo.problem_files import ProblemFileError
 from grpo.records import Problem, Score
 from grpo.rewards.exact_answer import exact_answer
-from grpo.rewards.sandbox import SandboxUnavailable
+from grpo.rewards.sandbox import SandboxUnavailable, require
 from grpo.score import ScoreError, ScoreSettings, main, score
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -180,7 +180,7 @@ def test_a_bad_line_is_named_and_nothing_written(tmp_path: Path, row: object, wo
         ({"reward": "grpo.rewards.nothing.here"}, "reward is 'grpo.rewards.nothing.here'"),
         ({"reward": "grpo.rewards.judging._CHECKS"}, "which is no function"),
         ({"reward": "coin_flip"}, "a class that needs arguments.*give --config"),
-        ({"scorer": "nothing"}, "scorer is 'nothing'.*choose one of .*reasoning_gym_score"),
+        ({"scorer": "nothing"}, "scorer is 'nothing'.*choose one of code_passes_tests, .*reasoning_gym_score"),
         ({"scorer": "grpo.scorers.nothing"}, "scorer is 'grpo.scorers.nothing'"),
         ({"reward": "exact_answer", "scorer": "reasoning_gym_score"}, "reward and scorer given: give exactly one"),
         ({"reward": "exact_answer", "limit_seconds": -1.0}, "limit_seconds is -1.0"),
@@ -192,6 +192,98 @@ def test_bad_settings_are_named(tmp_path: Path, named: dict[str, Any], words: st
     with pytest.raises(ValueError, match=words):
         graded(tmp_path, PAIRS[0], **named)
     assert not (tmp_path / "verdicts.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "kind", ["pipe", "folder", "link to a pipe", "input", "link", "hard link", "under a file", "."]
+)
+def test_an_output_that_is_no_place_for_a_file_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    pairs, output = write(tmp_path, *PAIRS), tmp_path / "out"
+    before = pairs.read_bytes()
+    if kind == "pipe":
+        os.mkfifo(output)
+    elif kind == "folder":
+        output.mkdir()
+    elif kind == "link to a pipe":
+        os.mkfifo(tmp_path / "pipe")
+        output.symlink_to(tmp_path / "pipe")
+    elif kind == "link":
+        output.symlink_to(pairs)
+    elif kind == "hard link":
+        output.hardlink_to(pairs)
+    output = {"input": pairs, "under a file": pairs / "x", ".": Path()}.get(kind, output)
+    mode = output.lstat().st_mode if output.exists() else None
+
+    def works(_: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(command, "load_reward", works)
+    with pytest.raises(ValueError, match=r"^output[: ]") as caught:
+        score(ScoreSettings(pairs, output, reward="exact_answer"))
+    assert "\n" not in str(caught.value)
+    assert pairs.read_bytes() == before
+    assert (output.lstat().st_mode if output.exists() else None) == mode
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_verdict_file_of_before_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "verdicts.jsonl").write_text("before")
+    assert len(graded(tmp_path, *PAIRS)) == 3
+
+
+@pytest.mark.parametrize("reward", ["os.system", "builtins.print", "numpy.sin"])
+def test_where_nothing_is_scored_that_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str], reward: str) -> None:
+    [verdict] = graded(tmp_path, PAIRS[0], reward=reward, limit_seconds=None)
+    assert verdict["scored"] is False
+    assert "1 completions: nothing was scored; the first one: TypeError: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--config", "no_such_file.yaml"], "no_such_file.yaml"),
+        (["--reward", "exact_answer", "--limit_seconds", "nan"], "limit_seconds"),
+        (["--reward", "exact_answer", "--limit_seconds", "inf"], "limit_seconds"),
+        (["--reward", "exact_answer", "--limit_seconds", "x"], "limit_seconds"),
+        (["--reward", "exact_answer", "--max_failure_share", "nan"], "max_failure_share"),
+        (["--reward", "exact_answer", "--nothing", "1"], "nothing"),
+    ],
+)
+def test_bad_arguments_are_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        main(["--input", str(write(tmp_path, *PAIRS)), "--output", str(tmp_path / "out.jsonl"), *more])
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr() == ("", "")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_reading_finds_what_a_scorer_sees(tmp_path: Path) -> None:
+    rows = [{"id": text, "gold": "4", "completion": text} for text in ("4", "So:\n#### 4")]
+    named: dict[str, Any] = {"scorer": "number_or_text", "limit_seconds": None}
+    assert [each["value"] for each in graded(tmp_path, *rows, **named)] == [1.0, 0.0]
+    assert [each["value"] for each in graded(tmp_path, *rows, reading="last_hash_line", **named)] == [0.0, 1.0]
+    with pytest.raises(ValueError, match=r"reading is 'nothing'.*choose one of strict_answer"):
+        graded(tmp_path, *rows, reading="nothing", **named)
+    with pytest.raises(ScoreError, match="reading is given without a scorer"):
+        graded(tmp_path, *rows, reading="last_boxed", reward="exact_answer")
+
+
+@pytest.mark.parametrize("name", ["code_passes_tests", "grpo.code_scorer.code_passes_tests"])
+def test_a_program_is_found_in_its_fence(tmp_path: Path, name: str) -> None:
+    try:
+        require("bubblewrap")
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    row = {"id": "a", "gold": "-", "metadata": {"tests": ["assert f(2) == 4"]}}
+    program = "def f(n):\n    return 2 * n\n"
+    rows = [row | {"completion": text} for text in (f"So:\n```python\n{program}```\n", program, "4")]
+    assert [each["value"] for each in graded(tmp_path, *rows, scorer=name)] == [1.0, 1.0, 0.0]
+    strictly = graded(tmp_path, *rows, scorer=name, reading="strict_answer")
+    assert [each["reason"] for each in strictly[:2]] == ["no answer"] * 2
 
 
 def test_a_module_is_found_by_its_function_or_its_class() -> None:

@@ -18,7 +18,7 @@ import jsonargparse
 import torch
 import yaml
 
-from grpo.answer_readings import STRICT, Reading, load_reading
+from grpo.answer_readings import Reading, load_reading
 from grpo.described import settings_of
 from grpo.evaluation_numbers import evaluation_headline, evaluation_numbers
 from grpo.evaluation_settings import EvaluateSettings, EvaluationError
@@ -36,7 +36,6 @@ from grpo.loopholes import (
 from grpo.output_folders import require_writable
 from grpo.problem_files import read_problems
 from grpo.records import Problem, PromptGroup, Rollout, RolloutKey
-from grpo.reread_probes import reread_probes
 from grpo.rewards import RewardComponent
 from grpo.rollouts.policies import load_policy, load_tokenizer
 from grpo.rollouts.prompt_lengths import refuse_long_prompts, require_places
@@ -142,8 +141,7 @@ def _loopholes(
     reading: Reading,
     settings: EvaluateSettings,
 ) -> list[Tried]:
-    tried = find_loopholes(rewards, problems, answers, scorer, settings.probed_per_slice)
-    return tried if reading is STRICT else reread_probes(tried, reading, scorer)
+    return find_loopholes(rewards, problems, answers, scorer, settings.probed_per_slice, reading=reading)
 
 
 def _device() -> str:

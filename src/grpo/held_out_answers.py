@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from grpo.answer_metrics import Attempt
 from grpo.answer_readings import STRICT, Reading
 from grpo.records import Problem, Rollout, Score
-from grpo.scorers import Scorer, ScorerError, score_answers
+from grpo.scorers import Scorer, ScorerError, one_line, score_answers
 
 TRAINED_ROLE = "train"
 
@@ -186,9 +186,10 @@ def refuse_unscored(answers: Sequence[HeldOutAnswer], max_share: float) -> None:
     share = len(unscored) / len(answers) if answers else 0.0
     if share > max_share:
         first = unscored[0]
+        reason = one_line(first.unscored_reason)
         answer = first.strict_answer if first.correct is None else first.lenient_answer
         raise ScorerError(
-            f"the scorer could not judge the answer {answer!r:.80} to {first.problem_id}: {first.unscored_reason}; "
+            f"the scorer could not judge the answer {answer!r:.80} to {first.problem_id}: {reason}; "
             f"{len(unscored)} of {len(answers)} answers ({share:.2%}) are without a verdict, and max_unscored_share is "
             f"{max_share:g}: mend the scorer, or allow a larger share in configs/evaluate.yaml, which leaves them out "
             "of the accuracies"

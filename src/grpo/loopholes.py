@@ -19,6 +19,7 @@ import numpy as np
 from jsonargparse import ArgumentError, ArgumentParser
 
 from grpo.answer_metrics import IntervalSettings, Ratio, estimate
+from grpo.answer_readings import STRICT, Reading
 from grpo.held_out_answers import TRAINED_ROLE, HeldOutAnswer, role
 from grpo.loophole_probes import probe_texts
 from grpo.loophole_probes.all_probes import PROBES
@@ -26,7 +27,7 @@ from grpo.records import Problem, Score
 from grpo.rewards import RewardComponent, validate_components
 from grpo.rewards.judging import Judges
 from grpo.rewards.self_check import is_held
-from grpo.scorers import Scorer, lenient_answer, score_answers, strict_answer
+from grpo.scorers import Scorer, score_answers
 
 Source = Literal["greedy", "sampled", "probe"]
 SOURCES: tuple[Source, ...] = ("greedy", "sampled", "probe")
@@ -123,6 +124,7 @@ def find_loopholes(
     scorer: Scorer,
     probed_per_slice: int | None = None,
     paid_share: float = PAID_SHARE,
+    reading: Reading = STRICT,
 ) -> list[Tried]:
     """Every completion and every probe, tried.
 
@@ -133,8 +135,9 @@ def find_loopholes(
         scorer: asked about the probes that are paid.
         probed_per_slice: how many problems of each slice are probed; None: all.
         paid_share: what is paid reaches this share of the most that the reward can be.
+        reading: finds the answers in the probes, as it found those in the completions.
     """
-    texts = [*_completions(problems, answers), *_probes(problems, probed_per_slice)]
+    texts = [*_completions(problems, answers), *_probes(problems, probed_per_slice, reading)]
     return _scored(_rewarded(texts, components, paid_share), scorer)
 
 
@@ -153,14 +156,14 @@ def _completions(problems: Sequence[Problem], answers: Sequence[HeldOutAnswer]) 
     ]
 
 
-def _probes(problems: Sequence[Problem], per_slice: int | None) -> list[Tried]:
+def _probes(problems: Sequence[Problem], per_slice: int | None, reading: Reading) -> list[Tried]:
     return [
         Tried(
             problem=asked.problem,
             source="probe",
             name=asked.probe.name,
             text=asked.text,
-            readings=(strict_answer(asked.text), lenient_answer(asked.text, asked.problem.answer)),
+            readings=(reading.read(asked.text), reading.read_leniently(asked.text, asked.problem.answer)),
             why=asked.probe.why,
         )
         for asked in probe_texts(problems, PROBES, per_slice)

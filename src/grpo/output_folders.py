@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from grpo.whole_files import NotAFileError, require_file_place
+
 
 def require_writable(folder: Path, key: str) -> None:
     """Refuse a folder that nothing could be written into; nothing is made to find that out.
@@ -29,3 +31,27 @@ def require_writable(folder: Path, key: str) -> None:
             f"{key} is {folder}, and {nearest} cannot be written to ({error.strerror}): choose another folder, "
             "or make this one writable"
         ) from error
+
+
+def require_output_file(path: Path, key: str, read: Path) -> None:
+    """Refuse a file that could not be written, or that would be written over what is read.
+
+    Args:
+        path: the file; it and its folder need not be there yet.
+        key: the setting that names it.
+        read: the file that is read, which must be another one, by whatever name or link.
+
+    Raises:
+        ValueError: naming the setting, the file and what stands in the way.
+    """
+    try:
+        require_file_place(path)
+        if path.exists() and read.exists() and path.samefile(read):
+            raise ValueError(f"{key} is {str(path)!r}, the file that is read ({read}): name another one")
+    except NotAFileError as error:
+        raise ValueError(f"{key}: {error}") from error
+    except OSError as error:  # a folder that may not be looked into, a ring of links, a name that is too long
+        raise ValueError(
+            f"{key} is {str(path)!r}, which cannot be used ({error.strerror}): name another file"
+        ) from error
+    require_writable(path.parent, key)

@@ -9,14 +9,16 @@ of input, in its order: ``id``, ``value``, ``scored``, ``reason``, ``parts``. An
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser
 
-from grpo.named_checks import load_reward, scorer_check
+from grpo.answer_readings import load_reading, strict_answer
+from grpo.named_checks import load_reward, scorer_check, scorer_names
+from grpo.output_folders import require_output_file
 from grpo.problem_files import TEXT_FIELDS, ProblemFileError, parse_problem
 from grpo.problem_sources.raw_rows import RawRow, read_rows
 from grpo.records import Problem, Score
@@ -24,10 +26,13 @@ from grpo.rewards import RewardComponent, validate_components
 from grpo.rewards.judging import Judges
 from grpo.rewards.self_check import full_marks
 from grpo.rollouts.reward_transform import weighted_sum
+from grpo.scorers import Scorer
 from grpo.whole_files import write_whole
 
 # Stands in for what a line need not say; a check that reads it has no business with such a line.
 UNSAID = "unsaid"
+# Scorers that take long to import or stand elsewhere than in grpo.scorers, by the names one types.
+SHORT_SCORERS = {"code_passes_tests": "grpo.code_scorer.code_passes_tests"}
 
 
 class ScoreError(ValueError):
@@ -45,7 +50,10 @@ class ScoreSettings:
     reward: str | None = None
     """A reward: a module of grpo.rewards that holds it under its own name (code_tests, say), or a dotted path."""
     scorer: str | None = None
-    """A scorer: its name in grpo.scorers, or a dotted path. It sees the answer that evaluation would read strictly."""
+    """A scorer: its name in grpo.scorers, code_passes_tests, or a dotted path. It sees the answer that is read."""
+    reading: str | None = None
+    """How a scorer's answer is found in a completion: a name of grpo.answer_readings, or the dotted path of a function
+    (text) -> answer or None. null: as the scorer asks (code_passes_tests: final_code), or else strict_answer."""
     limit_seconds: float | None = 10.0
     """Wall-clock limit of one completion; null: none. Components of a config have limits of their own."""
     workers: int = 2
@@ -63,9 +71,20 @@ class Verdict:
     failed: bool
 
 
+@dataclass(frozen=True)
+class ReadScorer:
+    """A scorer in a reward's place: it sees the answer that is read in the completion."""
+
+    scorer: Scorer
+    read: Callable[[str], str | None]
+
+    def __call__(self, problem: Problem, completion: str) -> Score:
+        return self.scorer(problem, self.read(completion))
+
+
 def main(argv: list[str]) -> None:
     """The ``grpo score`` command."""
-    parser = ArgumentParser(prog="grpo score", description=__doc__)
+    parser = ArgumentParser(prog="grpo score", description=__doc__, exit_on_error=False)
     parser.add_argument(
         "--config",
         type=dict[str, RewardComponent] | None,
@@ -73,7 +92,10 @@ def main(argv: list[str]) -> None:
         help="a file of reward components, such as configs/rewards.yaml: value is their weighted sum",
     )
     parser.add_class_arguments(ScoreSettings)
-    values = parser.instantiate(parser.parse_args(argv))
+    try:
+        values = parser.instantiate(parser.parse_args(argv))
+    except ArgumentError as error:
+        raise ScoreError(" ".join(str(error).split())) from error
     settings = {name: value for name, value in values.items() if name != "config"}
     score(ScoreSettings(**settings), values.config)
 
@@ -86,6 +108,7 @@ def score(settings: ScoreSettings, config: Mapping[str, RewardComponent] | None 
         ScoreError: settings that do not fit, or, after writing, more failures than are allowed.
         ValueError: a reward or scorer that is not there, with the names of those that are.
     """
+    require_output_file(settings.output, "output", settings.input)
     components = _components(settings, config)
     items = [_item(row) for row in read_rows(settings.input)]
     with Judges(components, settings.workers) as judges:
@@ -111,10 +134,13 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     '2 completions: 1 accepted, 1 rejected, 0 unscored; accepted of scored 0.500, mean value 0.500'
     """
     values = [each.line["value"] for each in verdicts if each.line["value"] is not None]
+    if not values:
+        reason = " ".join(verdicts[0].line["reason"].split())[:200] if verdicts else ""
+        return f"{len(verdicts)} completions: nothing was scored" + (f"; the first one: {reason}" if reason else "")
     accepted = sum(each.accepted for each in verdicts)
     counts = f"{accepted} accepted, {len(values) - accepted} rejected, {len(verdicts) - len(values)} unscored"
     rate = f"; accepted of scored {accepted / len(values):.3f}, mean value {sum(values) / len(values):.3f}"
-    return f"{len(verdicts)} completions: {counts}" + (rate if values else "")
+    return f"{len(verdicts)} completions: {counts}{rate}"
 
 
 def _components(settings: ScoreSettings, config: Mapping[str, RewardComponent] | None) -> Mapping[str, RewardComponent]:
@@ -129,11 +155,25 @@ def _components(settings: ScoreSettings, config: Mapping[str, RewardComponent] |
         raise ScoreError(
             f"{' and '.join(named) or 'nothing'} given: give exactly one of --reward, --scorer and --config"
         )
+    if settings.reading is not None and not settings.scorer:
+        raise ScoreError("reading is given without a scorer: rewards see the whole completion, so leave it out")
     if config is None:
-        check = load_reward(settings.reward) if settings.reward else scorer_check(settings.scorer or "")
+        check = load_reward(settings.reward) if settings.reward else _scorer_check(settings)
         config = {"reward": RewardComponent(check, limit_seconds=settings.limit_seconds)}
     validate_components(config)
     return config
+
+
+def _scorer_check(settings: ScoreSettings) -> ReadScorer:
+    name = settings.scorer or ""
+    if "." not in name and name not in (known := sorted([*scorer_names(), *SHORT_SCORERS])):
+        raise ScoreError(
+            f"scorer is {name!r}, which is not there: choose one of {', '.join(known)}, or give the dotted path of a "
+            "function (problem, answer) -> Score"
+        )
+    scorer = scorer_check(SHORT_SCORERS.get(name, name)).scorer
+    natural: str = getattr(scorer, "natural_reading", strict_answer.__name__)
+    return ReadScorer(scorer, load_reading(settings.reading or natural).read)
 
 
 def _item(row: RawRow) -> tuple[Problem, str]:

@@ -29,6 +29,7 @@ __all__ = [
     "lenient_answer",
     "load_scorer",
     "number_or_text",
+    "one_line",
     "reasoning_gym_score",
     "refuse_training_reward",
     "score_answers",
@@ -138,10 +139,15 @@ def check_scorer(path: str, scorer: Scorer, problems: Sequence[Problem], reading
         _refuse_misjudged(path, problem, gold, nothing, reading)
 
 
+def one_line(reason: str | None) -> str:
+    """A scorer's reason, whatever it has in it, as part of a message of one line."""
+    return " ".join((reason or "").split())
+
+
 def _refuse_misjudged(path: str, problem: Problem, gold: Score, nothing: Score, reading: Reading) -> None:
     """Raise where a scorer's verdict on the gold answer of ``problem``, or on none at all, is not what it must be."""
     if gold.value != 1:
-        verdict = f"scores {gold.value:g}" if gold.value is not None else f"cannot be scored ({gold.reason})"
+        verdict = f"scores {gold.value:g}" if gold.value is not None else f"cannot be scored ({one_line(gold.reason)})"
         raise ScorerError(
             f"scorer {path} does not fit these problems: the gold answer {problem.answer!r} of {problem.id} "
             f"{verdict} and must score 1, read as {reading.called}; name another scorer, or another reading, in "

@@ -101,7 +101,11 @@ def test_two_processes_make_the_updates_of_one(one: Path, two: Path) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_process_with_less_to_update_changes_no_number(tmp_path: Path, strategy: str) -> None:
     """A micro-batch a row, and rows that were cut off are masked: one process then has fewer micro-batches."""
-    changes = {"loss": {"mask_truncated": True}, "optimizer": {"micro_batch_rows": 1}, "sampling": {"max_new_tokens": 12}}
+    changes = {
+        "loss": {"mask_truncated": True},
+        "optimizer": {"micro_batch_rows": 1},
+        "sampling": {"max_new_tokens": 12},
+    }
     outputs = {}
     for processes in (1, 2):
         folder = tmp_path / str(processes)
@@ -116,7 +120,8 @@ def test_a_process_with_less_to_update_changes_no_number(tmp_path: Path, strateg
         assert max(row["reference_logprobs"]) < 0
         assert max(row["recomputed_old_logprobs"]) < 0
     assert_same_weights(outputs[2], outputs[1])
-    for ours, theirs in zip(*(list(csv.DictReader((outputs[n] / "metrics.csv").open())) for n in (1, 2)), strict=True):
+    one, two = (list(csv.DictReader((outputs[n] / "metrics.csv").read_text().splitlines())) for n in (1, 2))
+    for ours, theirs in zip(one, two, strict=True):
         for name in ("loss/kl", "loss/gradient_norm", "loss/ratio_min", "loss/tokens"):
             assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-3, abs=1e-5), name
 

@@ -235,6 +235,8 @@ def test_without_tests_it_is_not_applicable(check: CodeTests) -> None:
         ({"tests": ["assert add == add"]}, "other than by calling it"),
         ({"tests": ["assert add.name"]}, "other than by calling it"),
         ({"tests": ["assert add(1)"], "setup": "1 / 0"}, "the setup of the tests fails: ZeroDivisionError"),
+        ({"tests": ["while True: pass"]}, "a test does not end, and never called the solution before"),
+        ({"tests": ["assert add(1)=="]}, "a test or its setup is no Python"),
     ],
 )
 def test_what_is_wrong_with_the_tests_is_no_zero(check: CodeTests, metadata: dict[str, Any], reason: str) -> None:
@@ -242,6 +244,17 @@ def test_what_is_wrong_with_the_tests_is_no_zero(check: CodeTests, metadata: dic
     assert found.value is None
     assert found.applicable
     assert reason in found.reason
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_program_gets_its_zero_where_it_had_its_part_in_the_tests_hanging(lazy: bool) -> None:
+    """It leaves them no time, or they call it before: no program can choose to be without a score."""
+    check = made(limit_seconds=0.8, workers=1)
+    program = f"import time\ntime.sleep({0.6 if lazy else 0})\ndef add(a, b):\n    return a + b\n"
+    found = score(check, {"tests": ["while True: pass" if lazy else "add(1, 2)\nwhile True: pass"]}, program)
+    check.close()
+    assert found.value == 0.0
+    assert "did not end within the time limit" in found.reason
 
 
 def judge_pid(check: CodeTests) -> int:

@@ -1,5 +1,6 @@
 import json
 import pickle
+import re
 import time
 from fractions import Fraction
 from importlib import import_module
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from grpo.records import Problem, Score
 from grpo.rewards import math_answer as math_module
-from grpo.rewards import math_rules
+from grpo.rewards import math_open, math_rules
 from grpo.rewards.math_answer import LONGEST_ANSWER, MathAnswer, math_answer
 from grpo.rewards.math_processes import CHECKER, CheckFailed
+from grpo.rewards.math_text import canonical
 from grpo.rewards.math_units import split_unit
 
 # Beside this file; `tests/` alone is on the path.
@@ -50,6 +52,11 @@ def test_what_stands_behind_a_number() -> None:
     assert len(ODD.AFTER_FIVE_PAID) + len(ODD.AFTER_FIVE_NOT_PAID) > 150
 
 
+def test_other_forms_and_other_objects() -> None:
+    assert [pair for pair in ODD.FORM_ACCEPTED if boxed(*pair) != 1.0] == []
+    assert [pair for pair in ODD.FORM_REJECTED if boxed(*pair) != 0.0] == []
+
+
 def asked(question: str, gold: str, completion: str) -> float | None:
     return math_answer(Problem("p", question or "q", gold, "s"), completion).value
 
@@ -59,9 +66,29 @@ def test_the_question_is_no_answer() -> None:
     assert [row for row in ODD.ASKED_REJECTED if asked(*row) != 0.0] == []
 
 
+def test_the_question_with_something_added_is_no_answer() -> None:
+    def value(question: str, gold: str, answer: str) -> float | None:
+        return asked(question, gold, f"\\boxed{{{answer}}}")
+
+    assert [row for row in ODD.DRESSED_ACCEPTED if value(*row) != 1.0] == []
+    assert [row for row in ODD.DRESSED_REJECTED if value(*row) != 0.0] == []
+
+
+@pytest.mark.parametrize("answer", [r"\frac{d}{dx}x^2", r"\frac{\partial}{\partial x}x^2"])
+def test_without_the_rule_on_steps_a_derivative_would_be_paid(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert boxed("2x", answer) == 0.0
+    monkeypatch.setattr(math_open, "_DERIVATIVE", re.compile("(?!)"))
+    assert math_rules.decide(gold="2x", answer=canonical(answer)) is None  # and math-verify works it out
+
+
 @pytest.mark.parametrize(
     ("question", "gold", "answer"),
     [
+        ("Compute 4!", "24", r"4!\text{ ways}"),
+        ("What is 10 choose 3?", "120", r"\binom{10}{3}"),
+        ("Convert 5 km to m.", r"5000\text{ m}", r"5\text{ km}"),
+        ("Simplify 2x + 3x.", "5x", r"\frac{2x+3x}{1}"),
+        (r"Simplify \sqrt{50}.", r"5\sqrt2", "50^{0.5}"),
         ("Simplify 2x + 3x.", "5x", "3x+2x"),
         ("What is 12 * 12?", "144", "12^2"),
         ("Expand (x+1)(x-1).", "x^2-1", "(x-1)(x+1)"),
@@ -78,7 +105,9 @@ def test_without_a_look_at_the_question_it_would_be_paid(
     assert math_answer(problem, rf"\boxed{{{answer}}}").value == 1.0
 
 
-@pytest.mark.parametrize("answer", ["3+12", r"\frac{30}{2}", "30/2", "3*5", "-(-15)", "15+0"])
+@pytest.mark.parametrize(
+    "answer", ["3+12", r"3+12\text{ units}", "3+12+0", r"\frac{30}{2}", "30/2", "3*5", "-(-15)", "15+0"]
+)
 def test_without_the_rule_on_steps_they_would_be_paid(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert boxed("15", answer) == 0.0
     monkeypatch.setattr(math_rules, "leaves_open", lambda **_: False)

@@ -96,7 +96,12 @@ def test_a_thought_and_an_answer_between_tags_have_the_form(completion: str) -> 
         ("<think></think><answer>2</answer>", "empty_thought"),
         ("<think> \n\t</think><answer>2</answer>", "empty_thought"),
         ("<think>...\u200b</think><answer>2</answer>", "empty_thought"),
+        ("<think>\u3164</think><answer>2</answer>", "empty_thought"),
         ("<think>a</think><answer> \n</answer>", "empty_answer"),
+        ("<think>a</think><answer>\u200b</answer>", "empty_answer"),
+        ("<think>a</think><answer>\u2060\xad \ufeff</answer>", "empty_answer"),
+        ("<think>a</think><answer>\u0301\u20dd</answer>", "empty_answer"),
+        ("<think>a</think><answer>\u2800\u3164\x00\u202e</answer>", "empty_answer"),
     ],
 )
 def test_each_broken_rule_is_named(completion: str, rule: str) -> None:
@@ -190,3 +195,8 @@ def test_no_text_makes_it_raise_and_the_form_is_unambiguous(completion: str, tho
 @given(st.lists(st.sampled_from(TAG_PIECES)).map("".join), st.sampled_from(END_MARKS), st.sampled_from(["", " ", "\n"]))
 def test_a_trailing_end_mark_changes_nothing(completion: str, mark: str, space: str) -> None:
     assert Tags().read(completion + space + mark) == Tags().read(completion)
+
+
+@pytest.mark.parametrize("answer", ["2", "?", "\u221e", "e\u0301", "\u200b7", "\U0001f600", "\u00bd"])
+def test_what_can_be_seen_is_an_answer(answer: str) -> None:
+    assert TaggedFormat()(PROBLEM, f"<think>a</think><answer>{answer}</answer>").value == 1.0

@@ -8,6 +8,7 @@ a mistake in the reward's judge would be learnt and then certified.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo.code_scorer.judgement import Bench, NoVerdict
 from grpo.code_scorer.published_tests import UnusableTests, published_tests
@@ -29,6 +30,9 @@ class CodePassesTests:
         processes: processes and threads of one program.
         isolation: as for the reward ``code_tests`` (docs/security.md).
     """
+
+    # How a program is found in a completion, where nobody says otherwise.
+    natural_reading: ClassVar[str] = "final_code"
 
     limit_seconds: float = 10.0
     memory_mb: int = 512

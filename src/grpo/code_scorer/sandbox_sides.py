@@ -146,18 +146,25 @@ class TestsSide:
 
     def run(self, setup: str, tests: Sequence[str], functions: Sequence[str]) -> str:
         """Every test in names of its own; the words of the first failure, or nothing."""
+        compiled = [self._compiled(test, number) for number, test in enumerate(tests, start=1)]
         names = Names(self, {"__name__": "tests"})
         exec(compile(setup, "setup", "exec", dont_inherit=True), names)
-        for number, test in enumerate(tests, start=1):
+        for number, test in enumerate(compiled, start=1):
             own = Names(self, {**names, **{name: StandIn(self, name) for name in functions}})
             before = self.calls
             try:
-                exec(compile(test, f"test {number}", "exec", dont_inherit=True), own)
+                exec(test, own)
             except BaseException as error:  # noqa: BLE001 - a failed test, in whatever way
                 return f"test {number}: {_words(error)}"
             if self.calls == before:
                 self.end("fault", f"test {number} never calls the program, so that anything would pass it")
         return ""
+
+    def _compiled(self, test: str, number: int) -> Any:
+        try:
+            return compile(test, f"test {number}", "exec", dont_inherit=True)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler says of a text that is no Python
+            self.end("fault", f"test {number} is no Python: {_words(error)}")
 
     def end(self, kind: str, words: str) -> NoReturn:
         self._channel.send(f"{kind}:{words}")

@@ -18,10 +18,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from grpo.rewards.sandbox_frames import ChannelError, HungUp, frame, receive_frame, send_frame
-from grpo.rewards.sandbox_guest import give_up_rights, limits_given, take_channel
+from grpo.rewards.sandbox_guest import give_up_rights, limits_given, take_channel, watch_over_a_copy
 
 # Past the limit, for reading the last answer and reporting; then a test that does not end is ended with the process.
 GRACE_SECONDS = 0.5
@@ -44,9 +45,10 @@ _SIGNALS = (StopIteration, StopAsyncIteration)
 class Solution:
     """The solution in its sandbox, as seen from here."""
 
-    def __init__(self, channel: socket.socket, longest: int) -> None:
+    def __init__(self, channel: socket.socket, longest: int, at_work: Callable[[], object]) -> None:
         self._channel = channel
         self._longest = longest
+        self._at_work = at_work
         self._deadline = 0.0
         self.calls = 0
         self.gone = ""
@@ -59,10 +61,15 @@ class Solution:
         except ChannelError as error:
             raise Unjudgeable(f"the solution's sandbox {error} while starting") from None
         signal.setitimer(signal.ITIMER_REAL, seconds + GRACE_SECONDS)
-        self._deadline = time.monotonic() + seconds
+        start = time.monotonic()
+        self._deadline = start + seconds
         self._ask(("calls", source, ""))
+        if time.monotonic() - start > seconds / 2:  # it left the tests too little time to be blamed
+            self._at_work()
 
     def call(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if not self.calls:
+            self._at_work()
         self.calls += 1
         try:
             marshal.dumps((arguments, keywords))
@@ -203,16 +210,19 @@ def _words(error: BaseException) -> str:
         return type(error).__name__
 
 
-def verdict(job: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
+def verdict(job: dict[str, Any], channel: socket.socket, at_work: Callable[[], object]) -> dict[str, Any]:
     random.seed(0)  # tests that draw their examples draw the same for everyone
     try:
-        return {"failures": list(outcomes_of(job, Solution(channel, job["longest"])))}
+        return {"failures": list(outcomes_of(job, Solution(channel, job["longest"], at_work)))}
     except Unjudgeable as error:
         return {"fault": str(error)}
 
 
 def serve(control: socket.socket) -> None:
     """Answer every job with a verdict, or with the exit code of the process that was to give it.
+
+    With the code goes whether the solution had its part in it: it was called, or took its time before. Until then
+    nothing but the tests can be at fault.
 
     ``control`` has no time limit, and must get none: its mode is shared by this process and its copies.
     """
@@ -223,21 +233,34 @@ def serve(control: socket.socket) -> None:
         channel = socket.socket(fileno=channels[0])
         size = int.from_bytes(header, "big")
         job = marshal.loads(control.recv(size, socket.MSG_WAITALL))
+        mark, mark_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         child = os.fork()
         if not child:
-            message = json.dumps(verdict(job, channel)).encode()
+            message = json.dumps(verdict(job, channel, partial(os.write, mark_end, b"1"))).encode()
             signal.setitimer(signal.ITIMER_REAL, 0)
             control.sendall(frame(message))
             os._exit(0)
         channel.close()
+        os.close(mark_end)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code:
-            control.sendall(frame(json.dumps({"ended": code}).encode()))
+            control.sendall(frame(json.dumps({"ended": code, "took_part": _is_marked(mark)}).encode()))
+        os.close(mark)
+
+
+def _is_marked(mark: int) -> bool:
+    try:
+        return os.read(mark, 1) == b"1"
+    except BlockingIOError:  # a process that the tests left behind holds the other end
+        return False
 
 
 def start() -> None:
-    control = socket.socket(fileno=take_channel())
-    give_up_rights(limits_given())
+    limits = limits_given()
+    channel = take_channel(limits["trainer"])
+    watch_over_a_copy(channel, limits["trainer"])
+    control = socket.socket(fileno=channel)
+    give_up_rights(limits)
     control.sendall(frame(b"ready"))
     serve(control)
 

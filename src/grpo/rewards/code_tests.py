@@ -101,10 +101,7 @@ class CodeTests:
 
 
 class _Pool:
-    """Threads that each keep a worker.
-
-    A sandbox dies with the thread that started it, so a judge can live on only in a thread that does.
-    """
+    """Threads that each keep a worker."""
 
     def __init__(self, workers: int, limits: Limits, isolation: Isolation) -> None:
         self.process = os.getpid()

@@ -123,10 +123,12 @@ class Worker:
         return message
 
     def _outcomes(self, message: dict[str, object], tests: int) -> Outcomes:
-        """The verdict on ``tests`` tests; one that the clock ended is a verdict against the program."""
+        """The verdict on ``tests`` tests; one that the clock ended is a verdict against a program that was called."""
         failures = message.get("failures")
         if isinstance(failures, list) and len(failures) == tests and all(isinstance(text, str) for text in failures):
             return Outcomes(tuple(failures))
+        if message.get("ended") == -signal.SIGALRM and not message.get("took_part"):
+            raise JudgeFailed("a test does not end, and never called the solution before: see to the tests")
         if message.get("ended") == -signal.SIGALRM:
             return Outcomes(("a test did not end within the time limit on what the program gave",) * tests)
         raise JudgeFailed(f"the judge ended without a verdict: {message!r:.100}")

@@ -21,7 +21,9 @@ AnswerStyle = Literal["any", "boxed", "gsm8k_strict", "gsm8k_flexible"]
 
 NUMBER = r"[-+\u2212]?[$€£¥]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)|\.(?=\d))(?:\.?\d+)?"
 _LAST_NUMBER = re.compile(rf"(?<![\w.])(?:\d+/)?{NUMBER}(?:/\d+|\s*(?:\\?%|percent\b))?", re.ASCII)
-_HASHES = re.compile(rf"####[ \t]*(?=[-+(\\]*{NUMBER})(?!\d+\.\s+[A-Za-z])([^\n]*)")  # not the heading "#### 3. Check"
+_HASHES = re.compile(
+    rf"####[ \t]*(?=[-+(\\]*{NUMBER})(?!\d+\.\s+[A-Za-z])((?:(?!####)[^\n])*)"
+)  # not the heading "#### 3. Check"
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _THOUGHT = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _PHRASE = re.compile(
@@ -31,10 +33,23 @@ _PHRASE = re.compile(
 # and no digit follows (pandoc's rule): "$5 and $6" are two prices.
 _MATHS = re.compile(r"(?<!\\)\$\$?(?=[^\s$])([^$\n]*[^\s$\\])\$\$?(?!\d)|\\[(\[]((?:[^\\]|\\[^()\[\]])*)\\[)\]]")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:and|or)\b)[A-Za-z]{2,}")
-_NEGATED = re.compile(
-    r"(?:\b(?:not|never|neither|nor|cannot)|n['’]t)(?:\s+(?:be|equals?|equal\s+to|the|a|an|simply|just))*[\s$*=:]*$",
+_THAT = r"(?:\s+that)?(?:\s+(?:the|my|our|a|an|it|this|final|correct|right|true))*"
+_ANSWER = r"(?:\s+(?:answer|result|solution|option|choice))?(?:\s*(?:is|are|was|be|equals?|would\s+be))?"
+# What is denied before it is said: "I don't think the answer is", "it is false that it is".
+_DENIED = re.compile(
+    rf"(?:(?:n['’]t|\bnot|\bnever|\bcannot)\s+(?:think|believe|say|claim|agree|accept|mean|trust){_THAT}"
+    rf"|\b(?:doubt|deny|denies|refuse|reject){_THAT}"
+    rf"|\b(?:false|untrue|wrong|incorrect|not\s+true|not\s+the\s+case|impossible|unlikely|doubtful)"
+    rf"(?=\s+that\b){_THAT}){_ANSWER}[\s$*=:]*$",
     re.IGNORECASE,
 )
+_MOST_BEFORE = 120
+_NEGATED = re.compile(
+    r"(?:\b(?:not|never|neither|nor|cannot|anything\s+but|other\s+than|instead\s+of|rather\s+than)|n['’]t)(?:\s+(?:be|equals?|equal\s+to|the|a|an|simply|just))*[\s$*=:]*$",
+    re.IGNORECASE,
+)
+# "The answer is 4. Or 5." is one list.
+_OR_ELSE = re.compile(r"[.!?]\s+or\s+(?:maybe\s+|perhaps\s+|is\s+it\s+)?(?=[$\\(-]*\.?\d)", re.IGNORECASE)
 _CLAUSE_END = re.compile(
     r"[.!?](?=\s|$)|,\s+(?=(?:because|since|as|so|which|where|and\s+(?:I|we|this))\b)|\s+because\b"
 )
@@ -158,9 +173,10 @@ def _said(text: str) -> FinalAnswer | None:
     # Not a part of the pattern, which would hide a second "the answer is" on the same line.
     line = text[last.end() :].partition("\n")[0]
     rest = line[:1000].replace("*", " ").strip() if "**" in last[0] + line else line[:1000].strip()
+    rest = _OR_ELSE.sub(" or ", rest)
     cut = _CLAUSE_END.search(rest)
     clause = rest[: cut.start()] if cut else rest
-    if re.match(r"not\b", clause, re.IGNORECASE):
+    if re.match(r"not\b", clause, re.IGNORECASE) or _negated(text, last.start()):
         return FinalAnswer(None, "negated")
     if not clause:
         return None
@@ -212,7 +228,8 @@ def _unless_negated(text: str, start: int, answer: str, rule: str) -> FinalAnswe
 
 
 def _negated(text: str, start: int) -> bool:
-    return _NEGATED.search(text[max(0, start - 60) : start]) is not None
+    before = text[max(0, start - _MOST_BEFORE) : start]
+    return _NEGATED.search(before[-60:]) is not None or _DENIED.search(before) is not None
 
 
 _READERS: dict[AnswerStyle, tuple[Callable[[str], FinalAnswer | None], ...]] = {

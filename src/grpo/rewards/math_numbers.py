@@ -57,6 +57,15 @@ def steps_left(text: str) -> Counter[str] | None:
     return +reader.steps
 
 
+def numbers_in(text: str) -> set[Fraction]:
+    r"""The numbers that plain arithmetic is made of, without their signs.
+
+    >>> sorted(numbers_in("(-5.0)^{2}"))
+    [Fraction(2, 1), Fraction(5, 1)]
+    """
+    return {number(token) for token in _tokens(text) if token[0].isdigit() or token[0] == "."}
+
+
 class _Reader:
     """Recursive descent over the tokens; one method a level of precedence."""
 

@@ -25,6 +25,10 @@ _FUNCTIONS = {
     "size": re.compile(r"\||\\[lr]?[vV]ert"),
     "other": re.compile(r"\\(?:gcd|lcm|max|min|det|[lr]floor|[lr]ceil|Gamma|zeta|Re|Im|[bp]?mod|begin)(?![a-zA-Z])"),
 }
+_DERIVATIVE = re.compile(
+    r"\\frac\{(?:d|\\partial)(?![a-ce-zA-Z]{2})[^{}]*(?:\{\d+\})?[^{}]*\}\{(?:d|\\partial) ?[a-zA-Z]"
+    r"|(?<![a-zA-Z])d(?:\^\{\d+\})?[a-zA-Z]?/d[a-zA-Z]|\\(?:partial|nabla)(?![a-zA-Z])|(?<![a-zA-Z])D_|[)}\]]'"
+)
 _SUM = re.compile(r"(?<=[\w)}\]!%.])[-+]")
 _PRODUCT_OF_SUMS = re.compile(r"[\w)}]\(|\)\^|\)[\w\\]")
 # Two bare numbers with a sign between them, neither of them a factor, an exponent or the like.
@@ -41,6 +45,8 @@ def leaves_open(*, gold: str, answer: str) -> bool:
     """
     if _PLAIN.fullmatch(answer):
         return False
+    if _DERIVATIVE.search(answer) and not _DERIVATIVE.search(gold):
+        return True
     if is_relation(answer) or is_relation(gold):
         return _unsolved(gold, answer) or _more_numbers(gold, answer)
     if letters(gold):

@@ -114,6 +114,7 @@ def read_parts(text: str) -> Parts:
     >>> read_parts(r"\{1,2\}").items, read_parts("[0,1)").kind, read_parts(r"1\pm x").items
     (('1', '2'), '[)', ('1+x', '1-x'))
     """
+    text = r"(-\infty,\infty)" if text in (r"\mathbb{R}", r"\R", r"\Reals") else text
     for reader in (_union, _list, _set, _bracketed, _matrix, _ratio):
         found = reader(text)
         if found is not None:
@@ -213,6 +214,8 @@ def _same_beside_leaf(gold: Parts, answer: Parts, same_leaf: SameLeaf) -> bool |
     if gold.kind != answer.kind:
         other, leaf = (answer, gold) if gold.kind == "leaf" else (gold, answer)
         if other.kind == "list" and len(other.items) == 1:  # a set of one element
+            if _is_set(other.items[0]):  # the set that holds a set is another than the one it holds
+                return False
             return same_answer(
                 gold=(*gold.items, gold.text)[0], answer=(*answer.items, answer.text)[0], same_leaf=same_leaf
             )
@@ -226,7 +229,13 @@ def _same_beside_leaf(gold: Parts, answer: Parts, same_leaf: SameLeaf) -> bool |
     return same_leaf(gold=gold.text, answer=answer.text)
 
 
+def _is_set(text: str) -> bool:
+    return text.startswith((r"\{", r"\emptyset"))
+
+
 def _same_item(gold: str, answer: str, same_leaf: SameLeaf) -> bool | None:
+    if _is_set(gold) != _is_set(answer):
+        return False
     return same_answer(gold=gold, answer=answer, same_leaf=same_leaf)
 
 

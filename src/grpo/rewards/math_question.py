@@ -12,15 +12,16 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
-from grpo.rewards.math_parts import split_label, split_top
+from grpo.rewards.math_asked import in_signs, measure_asked, only_operands_of
+from grpo.rewards.math_bare import bare, trimmed
+from grpo.rewards.math_bounded import TooLarge
+from grpo.rewards.math_parts import split_top
 from grpo.rewards.math_text import canonical
 
 _TOKEN = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+|\d+(?:\.\d+)?|\S")
 # Brackets only group; what is multiplied or added stays the same in another order.
 _UNSEEN = frozenset("(){}[]*+") | {r"\text"}
 _OPERATION = re.compile(r"[\w)}!][-+*^(]|/|[!\\%]|[a-zA-Z\d)][a-zA-Z(]")
-_SPOKEN = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divided by": "/"}
-_WORD = re.compile(rf"(?<!\\)\b(?:{'|'.join(_SPOKEN)})\b", re.IGNORECASE)
 _FRACTION = re.compile(r"(?<![\w.])\\frac\{(\d+)\}\{(\d+)\}|(?<![\w.])(\d+)/(\d+)(?![\w.])", re.ASCII)
 _REPEATED = re.compile(r"(?<![\w.])(\d+|[a-zA-Z])\^\{([2-9])\}", re.ASCII)
 _TEN = re.compile(r"(?<![\w.])10\^\{(\d{1,2})\}", re.ASCII)
@@ -36,37 +37,47 @@ def restates(question: str, answer: str, gold: str) -> bool:
     >>> restates("Is 2x + 3 a line?", "3+2x", "2x+3"), restates("12 + 3 =", "15.0", "15")
     (False, False)
     """
-    spelt, gold = _body(canonical(answer)), _body(canonical(gold))
-    if not _OPERATION.search(spelt.lstrip("-")):
-        return False
-    if _reduces_nothing(question, spelt, gold):
+    answer, gold = canonical(answer), canonical(gold)
+    if measure_asked(question, answer=answer, gold=gold):
         return True
-    asked = _asked(question)
+    spelt, gold = bare(answer), bare(gold)
+    if not _OPERATION.search(spelt.lstrip("-")) or spelt == gold:
+        return False
+    if _reduces_nothing(question, spelt, gold) or _arithmetic_asked(question, spelt, gold):
+        return True
     if _of_gold(spelt, gold):
         return False
+    asked = _asked(question)
     steps = split_top(spelt, "=")
     return _stands_in(asked, spelt) or all(_stands_in(asked, step) and not _of_gold(step, gold) for step in steps)
+
+
+def _arithmetic_asked(question: str, answer: str, gold: str) -> bool:
+    try:
+        return only_operands_of(question, answer=answer, gold=gold)
+    except TooLarge:
+        return False
 
 
 def _of_gold(text: str, gold: str) -> bool:
     return _counted(text) == _counted(gold)
 
 
-def _body(text: str) -> str:
-    return split_label(text)[1]
-
-
 @lru_cache(maxsize=4_096)
 def _asked(question: str) -> tuple[tuple[str, ...], ...]:
     """The runs of mathematics in a question, cut at words and punctuation."""
-    question = _WORD.sub(lambda match: _SPOKEN[match[0].lower()], question)
+    text = canonical(in_signs(question).replace("\n", " ; "))
+    return (*_runs(text), *_runs(trimmed(text)))
+
+
+def _runs(text: str) -> Iterator[tuple[str, ...]]:
     runs: list[list[str]] = [[]]
-    for token in _tokens(_written_out(canonical(question.replace("\n", " ; ")))):
+    for token in _tokens(_written_out(text)):
         if re.fullmatch(r"[^\W\d_]{2,}|[,;:.?&$]", token):
             runs.append([])
         else:
             runs[-1].append(token)
-    return tuple(tuple(run) for run in runs if len(run) > 1)
+    return (tuple(run) for run in runs if len(run) > 1)
 
 
 def _tokens(text: str) -> Iterator[str]:
@@ -80,7 +91,7 @@ def _counted(text: str) -> Counter[str]:
 
 
 def _written_out(text: str) -> str:
-    return _REPEATED.sub(lambda match: "*".join([match[1]] * int(match[2])), text)
+    return _REPEATED.sub(lambda match: "*" + "*".join([match[1]] * int(match[2])) + "*", text)
 
 
 def _forms(text: str) -> set[str]:

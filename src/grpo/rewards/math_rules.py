@@ -20,6 +20,7 @@ LeafRule = Callable[[str, str], bool | None]
 
 _OPERATORS = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-zA-Z])")
 _EXPONENT = re.compile(r"\^\{")
+_ANGLE = re.compile(r"m?\\angle ?\{?([A-Z])([A-Z])([A-Z])\}?")
 _IN_BASE = re.compile(r"([0-9A-Za-z]+)_\{(\d+)\}")
 
 
@@ -109,6 +110,15 @@ def _by_base(gold: str, answer: str) -> bool | None:
     return False if answer_based and answer_based[1][0].isdigit() else None
 
 
+def _by_vertex(gold: str, answer: str) -> bool | None:
+    """An angle by three points has its vertex in the middle; the other two have no order."""
+    angles = _ANGLE.fullmatch(gold), _ANGLE.fullmatch(answer)
+    if angles[0] is None or angles[1] is None:
+        return None
+    (one, vertex, other), (first, middle, last) = angles[0].groups(), angles[1].groups()
+    return vertex == middle and {one, other} == {first, last}
+
+
 def _by_words(gold: str, answer: str) -> bool | None:
     gold_words, words = words_of(gold), words_of(answer)
     if gold_words is None and words is None:
@@ -157,5 +167,5 @@ def _by_unknowns(gold: str, answer: str) -> bool | None:
 
 
 # What is an answer of another form is decided by that form; what is left, by its value.
-_FORM_RULES: tuple[LeafRule, ...] = (_by_steps, _by_equation, _by_ellipsis, _by_base, _by_words)
+_FORM_RULES: tuple[LeafRule, ...] = (_by_steps, _by_equation, _by_ellipsis, _by_base, _by_vertex, _by_words)
 _VALUE_RULES: tuple[LeafRule, ...] = (_by_value, _by_size, _by_working_out, _by_unknowns)

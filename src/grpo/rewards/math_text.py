@@ -33,6 +33,10 @@ _PATTERNS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\(?:left|right|bigg?[lrm]?|Bigg?[lrm]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?", ""),
     (r"\\(?:quad|qquad|hspace\{[^{}]*\})(?![a-zA-Z])|(?<!\\)\\[,;:> ]|~", " "),
     (r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|boldsymbol|bm|pmb)(?=\s*\{)", ""),
+    (
+        r"\\not\s*(?:=|<|>|\\(?:approx|equiv|sim|in|leq?|geq?)(?![a-zA-Z]))|\\(?:notin|nsim|not(?:approx|equal))(?![a-zA-Z])",
+        r"\\ne ",
+    ),
     (r"\\approx(?![a-zA-Z])", "="),  # there is no tolerance: what is said to be about 5 must be 5
     (r"^\s*=(?!=)", ""),
     (r"\\[dtc]frac", r"\\frac"),
@@ -49,10 +53,11 @@ _PATTERNS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\div(?![a-zA-Z])", "/"),
     (r"\\(?:leq|leqslant|le)(?![a-zA-Z])|<=", r"\\le "),
     (r"\\(?:geq|geqslant|ge)(?![a-zA-Z])|>=", r"\\ge "),
-    (r"\\(?:neq|ne)(?![a-zA-Z])|!=", r"\\ne "),
+    (r"\\(?:neq|ne)(?![a-zA-Z])|(?<![\d)}])!=", r"\\ne "),  # "4!=24" is a step
     (r"\\lt(?![a-zA-Z])", "<"),
     (r"\\gt(?![a-zA-Z])", ">"),
     (r"\\(?:dots|cdots|dotsc|dotsb)(?![a-zA-Z])|\.\.\.+", r"\\ldots "),
+    (r"(?:(?<=[(,\[{])|^)\+\s*(?=\\infty)", ""),
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset "),
     (r"\\overline\s*\{([A-Z]{2})\}", r"\1"),  # a segment, by its end points
     (r"\\bar(?![a-zA-Z])", r"\\overline"),
@@ -67,6 +72,7 @@ _PATTERNS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"\\circ(?=[CF]\b)", r"\\circ "),
     (r"(?<=[\d.])[eE]([+-]?\d{1,9})(?![\w.])", r"*10^{\1}"),
+    (r"^\s*\\text\s*\{([^{}\d]* and [^{}\d]*)\}\s*$", r"\1"),  # a list of words, as it is without the mark
     (r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![\\a-zA-Z{])(?:and|or)(?![a-zA-Z}])", ","),
     (r"\\%|\\text\s*\{\s*(?:percent|%)\s*\}|\bpercent\b", "%"),
 )

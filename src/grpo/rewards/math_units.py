@@ -15,7 +15,7 @@ from grpo.rewards.math_unit_words import changes_number
 _TABLE = {
     "length": "m meter metre 1; mm millimeter millimetre 1/1000; cm centimeter centimetre 1/100; dm decimeter 1/10; "
     "km kilometer kilometre 1000; inch inche in 0.0254; foot feet ft 0.3048; yard yd 0.9144; mile mi 1609.344",
-    "mass": "g gram gm 1; mg milligram 1/1000; kg kilogram kilo 1000; tonne 1000000; lb pound 453.59237; "
+    "mass": "g gram gm 1; mg milligram 1/1000; kg kilogram kilos 1000; tonne 1000000; lb pound 453.59237; "
     "ounce oz 28.349523125",
     "time": "s sec second 1; ms millisecond 1/1000; min minute 60; h hr hour 3600; day 86400; week wk 604800",
     "volume": "l liter litre 1; ml milliliter millilitre 1/1000; cl 1/100; gallon gal 3.785411784",
@@ -23,6 +23,7 @@ _TABLE = {
     "euros": "€ euro eur 1",
     "pounds sterling": "£ gbp 1; pence 1/100",
     "angle": "° degree deg 1",
+    "angle in radians": "rad radian 1",
     "speed": "mph 1397/3125; kmh kph 5/18",
     "months": "month 1; year yr 12",
     "temperature in C": "°c 1",

@@ -25,6 +25,7 @@ from grpo.rewards.math_rules import decide, measured
 MOST_MEMORY = 4 * 2**30
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _DEGREES = re.compile(r"(\d+)\^\{\\circ\}")
+_IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
@@ -68,7 +69,8 @@ def _parsed(text: str) -> Any:
     try:
         return latex2sympy(
             exact,
-            is_real=not should_treat_as_complex(text),
+            # Symbols of the two sides are the same only where they are assumed to be the same.
+            is_real=not (should_treat_as_complex(text) or _has_imaginary(text)),
             convert_degrees=False,
             normalization_config=None,
             conversion_config=ConversionConfig(lowercase_symbols=False),
@@ -76,6 +78,10 @@ def _parsed(text: str) -> Any:
     # The parser raises bare Exceptions as well as whatever sympy raises on an expression without meaning.
     except Exception:  # noqa: BLE001
         return None
+
+
+def _has_imaginary(text: str) -> bool:
+    return "_{i" not in text and _IMAGINARY.search(text) is not None  # an index is another i
 
 
 def _as_fraction(decimal: re.Match[str]) -> str:

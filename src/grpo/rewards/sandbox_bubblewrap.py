@@ -89,7 +89,9 @@ def _namespaces() -> list[str]:
     return [
         *(user if in_user_namespace() else root),
         *("--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-        *("--hostname", "sandbox", "--new-session", "--die-with-parent", "--as-pid-1", "--clearenv"),
+        # No --die-with-parent: where it strikes before bubblewrap's child is let go, that child waits for ever. The
+        # guest's first process watches the trainer instead.
+        *("--hostname", "sandbox", "--new-session", "--as-pid-1", "--clearenv"),
         *(word for name, value in environment.items() for word in ("--setenv", name, value)),
     ]
 

@@ -9,6 +9,7 @@ Requests come as `marshal` (from the trusted side); answers go out as JSON that 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` would lengthen the start
 import builtins
 import marshal
 import os
@@ -27,9 +28,9 @@ READY = b"ready"
 
 
 def start() -> None:
-    channel = take_channel()
     limits = limits_given()
-    watch_over_a_copy(channel)
+    channel = take_channel(limits["trainer"])
+    watch_over_a_copy(channel, limits["trainer"])
     give_up_rights(limits)
     send(channel, READY)
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # ordinarily put there by `site`, which is not loaded
@@ -40,8 +41,13 @@ def start() -> None:
         answer_calls(channel, source, limits["answer"])
 
 
-def take_channel() -> int:
-    """The socket that came as standard input; the standard files lead nowhere afterwards."""
+def take_channel(trainer: int) -> int:
+    """The socket that came as standard input; the standard files lead nowhere afterwards.
+
+    Of what else came in open, all is closed but the handle on the trainer.
+    """
+    os.closerange(3, trainer)
+    os.closerange(trainer + 1, max(trainer + 1, 1 << 16))
     channel = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -54,21 +60,49 @@ def limits_given() -> dict[str, int]:
     return {name: int(number) for name, _, number in (text.partition("=") for text in sys.argv[1:])}
 
 
-def watch_over_a_copy(channel: int) -> None:
-    """Go on as a copy of this process, while this one waits for the copy's end and ends with it.
+def watch_over_a_copy(channel: int, trainer: int) -> None:
+    """Go on as a copy of this process, while this one waits for the copy's end, or the trainer's, and ends with it.
 
-    As the sandbox's first process it cannot be killed from inside, it takes every other down when it ends, and
-    it keeps the promise to end with bubblewrap that a change of user would void.
+    As the sandbox's first process it cannot be killed from inside, and it takes every other down when it ends. The
+    trainer's end is seen by a handle on its process, which is good from the first moment on and whoever forks.
     """
     copy = os.fork()
     if not copy:
+        os.close(trainer)
         return
     os.close(channel)
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    _signal.signal(_signal.SIGCHLD, lambda *_: None)
+    _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    import select  # not before the fork: the program needs none of it
+
     while True:
-        ended, status = os.wait()  # orphans of the copy's too
+        reap(copy)
+        if trainer in select.select([woken, trainer], [], [])[0]:
+            end_the_group()
+        os.read(woken, 1 << 10)
+
+
+def reap(copy: int) -> None:
+    """Take leave of those that have ended, orphans of the copy's too, and end as the copy has."""
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            os._exit(1)
+        if not ended:
+            return
         if ended == copy:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
+
+
+def end_the_group() -> None:
+    """End, and without a namespace of processes, whose first process takes all down, kill what has not run away."""
+    try:
+        os.kill(0, _signal.SIGKILL)
+    finally:
+        os._exit(1)
 
 
 def give_up_rights(limits: dict[str, int]) -> None:

@@ -57,8 +57,11 @@ class Sandbox:
         self._resources.callback(self._stderr.close)
         self._first_process: int | None = None
         isolated = isolation == "bubblewrap"
-        arguments = limits.as_arguments(isolated=isolated, trusted=trusted)
-        with channel, self._undone_on_error():
+        # By this the first process inside sees when this one ends, in whatever way, and ends with it.
+        trainer = os.pidfd_open(os.getpid())
+        self._trainer = trainer
+        arguments = [*limits.as_arguments(isolated=isolated, trusted=trusted), f"trainer={trainer}"]
+        with channel, _closed(trainer), self._undone_on_error():
             if isolated:
                 self._start_isolated(files, channel, arguments, limits.scratch_mb)
             else:
@@ -106,7 +109,8 @@ class Sandbox:
             self._kill()
             self._process.wait()
         if self._first_process is not None:
-            # Where bubblewrap itself was ended by others, its child follows it a moment later.
+            # Where bubblewrap itself was ended by others, its child is still there.
+            self._kill()
             select.select([self._first_process], [], [], _END_SECONDS)
             os.close(self._first_process)
             self._first_process = None
@@ -123,7 +127,9 @@ class Sandbox:
             yield
         except BaseException:
             if (process := getattr(self, "_process", None)) is not None:
-                process.kill()
+                # The group: bubblewrap's child belongs to it as long as it cannot yet see for itself that it is alone.
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             self._resources.close()
             raise
@@ -147,7 +153,9 @@ class Sandbox:
                 words = bubblewrap.command(
                     files, arguments, scratch_mb=scratch_mb, info_fd=info_end, filter_fd=call_filter
                 )
-                kept = [info_end] if call_filter is None else [info_end, call_filter]
+                # With the end that is read here too: without a reader, should this process be killed, bubblewrap
+                # would fail at writing and leave its child waiting for ever.
+                kept = [info, info_end] if call_filter is None else [info, info_end, call_filter]
                 # Bubblewrap's own environment can be read by no one inside, and still holds nothing.
                 self._process = self._popen(words, channel, kept, environment={}, folder=None)
             self._first_process = _handle_of_child(answer.read(), self._process.pid)
@@ -167,11 +175,19 @@ class Sandbox:
             stdin=channel.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=self._stderr.fileno(),
-            pass_fds=kept,
+            pass_fds=[*kept, self._trainer],
             env=environment,
             cwd=folder,
             start_new_session=True,
         )
+
+
+@contextmanager
+def _closed(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _filter_end(given: ExitStack) -> int | None:

@@ -8,6 +8,7 @@ between the tags to any other reward. Both read by :class:`Tags`.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +29,8 @@ Rule = Literal[
     "empty_thought",
     "empty_answer",
 ]
+# Letters and signs by their category, and yet nothing to see: fillers of Hangul, the empty pattern of Braille.
+_BLANK_SIGNS = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -75,9 +78,9 @@ class Tags:
         before, thought, between, answer, after = _pieces(text, tags)
         if (before + between + after).strip():
             return Tagged(broken="text_outside")
-        if not any(character.isalnum() for character in thought):
+        if not any(character.isalnum() and _visible(character) for character in thought):
             return Tagged(broken="empty_thought")
-        return Tagged(thought, answer) if answer else Tagged(broken="empty_answer")
+        return Tagged(thought, answer) if any(map(_visible, answer)) else Tagged(broken="empty_answer")
 
     def _broken(self, tags: Sequence[str]) -> Rule | None:
         exact = {f"<{slash}{name}>": (name, slash) for name in (self.think, self.answer) for slash in ("", "/")}
@@ -109,8 +112,8 @@ class TaggedFormat:
     ``parts`` name the first broken rule: a ``misspelt_tag`` (other case, spaces, attributes); a ``doubled_tag``
     (opened or closed twice in a row); a ``nested_tag``; a ``second_block``; ``tags_out_of_order`` (the answer
     first, or closed before opened); an ``unclosed_tag``; a ``missing_block``; ``text_outside``; an
-    ``empty_thought`` (without a letter or digit); an ``empty_answer``. There are no marks for a part of the
-    form: they would be paid for tags alone.
+    ``empty_thought`` (without a letter or digit); an ``empty_answer`` (without a visible
+    sign). There are no marks for a part of the form: they would be paid for tags alone.
 
     Args:
         think: name of the tag around the thought.
@@ -170,6 +173,11 @@ class InTags:
         read = [(problem, self.tags.read(completion)) for problem, completion in items]
         inner = iter(judge_batch(self.check, [(problem, one.answer) for problem, one in read if not one.broken]))
         return [_malformed(one.broken, self.malformed) if one.broken else next(inner) for _, one in read]
+
+
+def _visible(character: str) -> bool:
+    """Whether it can be seen standing alone: a letter, digit, mark of punctuation or symbol."""
+    return unicodedata.category(character)[0] in "LNPS" and character not in _BLANK_SIGNS
 
 
 def _not_opened(name: str, opened: str | None) -> Rule:

@@ -142,7 +142,7 @@ class RoundUpdate:
             old_logprobs,
             micro.advantages,
             micro.counted,
-            reference_logprobs=micro.tensor(reference) if reference else None,
+            reference_logprobs=None if self.reference is None else micro.tensor(reference),
             token_weights=micro.weights,
             kl_mask=micro.kl_counted,
             entropy=entropy,
