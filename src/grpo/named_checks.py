@@ -5,29 +5,17 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import resolve_name
 from typing import Any, cast
 
 from grpo import rewards, scorers
-from grpo.records import Problem, Score
 from grpo.rewards import Reward
-from grpo.scorers import Scorer, load_scorer, strict_answer
+from grpo.scorers import Scorer, load_scorer
 
 
 class UnknownCheck(ValueError):
     """There is no reward or scorer of this name; the message lists those that there are."""
-
-
-@dataclass(frozen=True)
-class ScorerCheck:
-    """A scorer in a reward's place: it sees the answer that held-out evaluation reads strictly."""
-
-    scorer: Scorer
-
-    def __call__(self, problem: Problem, completion: str) -> Score:
-        return self.scorer(problem, strict_answer(completion))
 
 
 def load_reward(name: str) -> Reward:
@@ -55,20 +43,20 @@ def load_reward(name: str) -> Reward:
     return cast(Reward, found)
 
 
-def scorer_check(name: str) -> ScorerCheck:
+def named_scorer(name: str) -> Scorer:
     """The scorer at a dotted path, or of this name in ``grpo.scorers``.
 
     Raises:
         UnknownCheck: there is none.
     """
     if "." in name:
-        return ScorerCheck(load_scorer(name))
+        return load_scorer(name)
     if name not in scorer_names():
         raise UnknownCheck(
             f"scorer is {name!r}, which is not there: choose one of {', '.join(scorer_names())}, or give the dotted "
             "path of a function (problem, answer) -> Score"
         )
-    return ScorerCheck(getattr(scorers, name))
+    return cast(Scorer, getattr(scorers, name))
 
 
 def reward_names() -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from grpo.answer_readings import load_reading, strict_answer
-from grpo.named_checks import load_reward, scorer_check, scorer_names
+from grpo.named_checks import load_reward, named_scorer, scorer_names
 from grpo.output_folders import require_output_file
 from grpo.problem_files import TEXT_FIELDS, ProblemFileError, parse_problem
 from grpo.problem_sources.raw_rows import RawRow, read_rows
@@ -171,7 +171,7 @@ def _scorer_check(settings: ScoreSettings) -> ReadScorer:
             f"scorer is {name!r}, which is not there: choose one of {', '.join(known)}, or give the dotted path of a "
             "function (problem, answer) -> Score"
         )
-    scorer = scorer_check(SHORT_SCORERS.get(name, name)).scorer
+    scorer = named_scorer(SHORT_SCORERS.get(name, name))
     natural: str = getattr(scorer, "natural_reading", strict_answer.__name__)
     return ReadScorer(scorer, load_reading(settings.reading or natural).read)
 
