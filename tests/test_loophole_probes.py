@@ -274,7 +274,13 @@ GUARDS: Mapping[str, tuple[Sequence[Reward], Patch, set[str]]] = {
     "mathematics: what is left to be worked out, and the question again": (
         [MathAnswer()],
         without_either,
-        {"restated_expression", "expression_turned", "expression_in_brackets"},
+        {
+            "restated_expression",
+            "expression_turned",
+            "expression_in_brackets",
+            "expression_with_unit",
+            "expression_plus_nothing",
+        },
     ),
     "mathematics: a unit is a measure or a word": (
         [MathAnswer()],
