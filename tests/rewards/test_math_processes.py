@@ -86,9 +86,9 @@ def test_a_worker_process(method: str, daemon: bool, monkeypatch: pytest.MonkeyP
     queue = context.SimpleQueue()
     process = context.Process(target=put_verdicts, args=(queue,), daemon=daemon)
     process.start()
-    assert queue.get() == VERDICTS
-    process.join()
+    process.join()  # before the queue is read, which would wait for ever for a process that fails
     assert process.exitcode == 0
+    assert queue.get() == VERDICTS
     assert verdicts() == VERDICTS
 
 

@@ -137,16 +137,11 @@ def trainer() -> Iterator[subprocess.Popen[str]]:
 
 def sandboxed(mark: str) -> list[str]:
     """Command lines of live processes that hold ``mark``."""
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path)]
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # a process may end between the two looks
+            lines.append(path.read_bytes())
     return [line.decode(errors="replace") for line in lines if mark.encode() in line]
-
-
-def _readable(path: Path) -> bool:
-    try:
-        path.read_bytes()
-    except OSError:
-        return False
-    return True
 
 
 def wait_until(count: int, mark: str) -> None:

@@ -104,8 +104,25 @@ def _same(gold: Any, answer: Any) -> bool:
     if as_sets is not None:
         return bool(as_sets[0] == as_sets[1])
     gold, answer = _worked_out(gold), _worked_out(answer)
+    polynomials = _same_polynomials(gold, answer)
+    if polynomials is not None:
+        return polynomials
     same = verify(gold=gold, target=answer, numeric_precision=60, timeout_seconds=None, allow_set_relation_comp=True)
     return bool(same or _same_as_unknown(gold, answer)) and not _differ_in_value(gold, answer)
+
+
+def _same_polynomials(gold: Any, answer: Any) -> bool | None:
+    """What multiplying out tells of two polynomials in some unknown, exactly and at a fraction of the cost."""
+    import sympy
+
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return None
+    unknowns = gold.free_symbols | answer.free_symbols
+    if not unknowns or not all(side.is_polynomial(*unknowns) for side in (gold, answer)):
+        return None
+    difference = sympy.expand(gold - answer)
+    rational = all(number.is_Rational for number in difference.as_coefficients_dict(*unknowns).values())
+    return bool(difference == 0) if rational else None
 
 
 def _worked_out(expression: Any) -> Any:
