@@ -90,8 +90,9 @@ def measured(name: str, values: Sequence[int], base: Shape, rounds: int, width: 
 def start_shape(shape: Shape, rounds: int, width: int, folder: Path) -> Any:
     """A worker for this shape, on a random policy of its own."""
     place = folder / "-".join(map(str, asdict(shape).values()))
-    make_random_policy(place / "policy", width, shape.vocabulary, shape.prompt + shape.completion)
-    write_prompts(place / "problems", shape.prompt)
+    if not place.exists():  # the same shape can stand in two rows
+        make_random_policy(place / "policy", width, shape.vocabulary, shape.prompt + shape.completion)
+        write_prompts(place / "problems", shape.prompt)
     work = Work(
         "growth", "count_up", str(place / "policy"), str(place / "problems"), shape.groups, shape.group_size,
         shape.completion, 1e-6, rounds=rounds + 1,

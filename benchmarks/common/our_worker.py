@@ -141,7 +141,13 @@ def make_module(work: Work, tuning: Tuning, parts: Parts) -> GRPOModule:
 
 def make_data(work: Work) -> PromptGroupDataModule:
     return PromptGroupDataModule(
-        Path(work.policy), Path(work.problems), work.rounds, work.groups, validation_problems=0, seed=work.seed
+        Path(work.policy),
+        Path(work.problems),
+        work.rounds,
+        work.groups,
+        validation_problems=0,
+        max_prompt_tokens=2048,  # growth.py has prompts of 1024
+        seed=work.seed,
     )
 
 
