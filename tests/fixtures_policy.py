@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, Score, Score
 from grpo.rollouts.policies import LoadedPolicy, save_policy
 from grpo.rollouts.prompts import PromptTemplate
 from grpo.train import EXPECTED_WARNINGS
+from grpo.training.checkpoints import newest_checkpoint
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.run_loggers import RoundCSVLogger
@@ -107,6 +109,26 @@ def starts_with_a_letter(_: Problem, completion: str) -> Score:
 # Training proves its rewards on known answers first; these know none.
 for toy in (share_of_lower_case, starts_with_a_letter):
     toy.graded_on_gold = False  # type: ignore[attr-defined]
+
+
+class KeepsState(L.Callback):
+    """Sets a run's newest state aside, which goes when the run is published.
+
+    Args:
+        to: where.
+    """
+
+    def __init__(self, to: Path) -> None:
+        self.to = to
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        newest = newest_checkpoint(Path(trainer.default_root_dir))
+        assert newest is not None
+        if trainer.is_global_zero:
+            if newest.is_dir():
+                shutil.copytree(newest, self.to)
+            else:
+                shutil.copyfile(newest, self.to)
 
 
 class DiesOnce:

@@ -151,7 +151,7 @@ def test_communication_is_the_papers() -> None:
     assert (two.gradients, two.weights) == (pytest.approx(2 * send), 0)
     assert (three.gradients, three.weights) == (pytest.approx(send), pytest.approx(3 * send))  # once more to sample
     ddp = plan_traffic(shape, replace(workload, zero=0, micro_batch_rows=1), MACHINES["h100"], Assumptions())
-    assert ddp.gradients == pytest.approx(2 * 2 * send * 8)  # float32, after every backward pass
+    assert ddp.gradients == pytest.approx(2 * 2 * send)  # float32, once an update
 
 
 def test_adapters_need_no_reference_and_little_state() -> None:
@@ -205,7 +205,7 @@ def test_the_command_gives_a_page_and_numbers(small: str, capsys: pytest.Capture
     plan.main(arguments)
     page = capsys.readouterr().out
     assert "fits:" in page
-    assert "gathered to sample" in page
+    assert "sampling copy" in page
     plan.main([*arguments, "--json", "--gpu_memory", "0.5"])
     numbers = json.loads(capsys.readouterr().out)
     assert not numbers["fits"]  # the reserve alone is more

@@ -16,6 +16,7 @@ COMMANDS = {
     "report": "grpo.report",
     "score": "grpo.score",
     "plan": "grpo.plan",
+    "export": "grpo.export",
 }
 
 

@@ -29,13 +29,22 @@ METHODS = {
     "dapo": ("round.flat_groups", "resample"),
     "gspo": ("loss.ratio", "sequence"),
 }
-TWO_PROCESSES = {
-    "eight_gpu_zero2": [
+
+
+def _two_processes(**strategy: object) -> list[str]:
+    sharded = {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy", "init_args": strategy}
+    return [
         "--trainer.accelerator=cpu",
         "--trainer.devices=2",
         "--trainer.precision=32-true",
-        '--trainer.strategy={"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy"}',
-    ],
+        f"--trainer.strategy={json.dumps(sharded)}",
+    ]
+
+
+TWO_PROCESSES = {
+    "eight_gpu_zero2": _two_processes(stage=2),
+    "eight_gpu_zero3": _two_processes(stage=3),
+    "eight_gpu_zero3_offload": _two_processes(stage=3, offload_optimizer=True, offload_parameters=True),
 }
 
 

@@ -17,6 +17,7 @@ import torch
 from fixtures_policy import train_config, write_config
 from torch import Tensor
 
+from grpo.export import ExportSettings, export
 from grpo.rollouts.policies import load_policy
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
@@ -25,7 +26,13 @@ TESTS = Path(__file__).resolve().parents[1]
 SECONDS = 400
 STRATEGIES: dict[str, Any] = {
     "ddp": "ddp",
-    "deepspeed": {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy"},
+    "deepspeed_1": {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy", "init_args": {"stage": 1}},
+    "deepspeed_2": {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy"},
+    "deepspeed_3": {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy", "init_args": {"stage": 3}},
+    "deepspeed_3_offload": {
+        "class_path": "grpo.training.strategies.CPUDeepSpeedStrategy",
+        "init_args": {"stage": 3, "offload_optimizer": True, "offload_parameters": True},
+    },
 }
 
 
@@ -37,7 +44,8 @@ def train(folder: Path, strategy: Any, processes: int, model: dict[str, Any] | N
     config["model"]["loss"] = {"reduction": "token_mean"}
     for section, values in (model or {}).items():
         config["model"][section] |= values
-    config["trainer"] |= {"devices": processes, "strategy": strategy}
+    keeps = {"class_path": "fixtures_policy.KeepsState", "init_args": {"to": str(folder / "kept")}}
+    config["trainer"] |= {"devices": processes, "strategy": strategy, "callbacks": [keeps]}
     command = [sys.executable, "-m", "grpo", "train", "--config", write_config(folder / "train.yaml", config)]
     paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     environment = os.environ | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
@@ -79,6 +87,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param) / "run"
     train(folder, STRATEGIES[request.param], 2)
+    (folder / "strategy").write_text(request.param)
     return folder / "output"
 
 
@@ -138,7 +147,7 @@ def test_two_processes_leave_one_run(two: Path) -> None:
 
 def test_a_sharded_run_that_was_killed_ends_as_the_straight_one(two: Path, tmp_path: Path) -> None:
     """Under the strategy that made ``two``; round 1 has begun, and round 0's state was kept."""
-    strategy = STRATEGIES["deepspeed" if "deepspeed" in str(two) else "ddp"]
+    strategy = STRATEGIES[(two.parent / "strategy").read_text()]
     dying = {"class_path": "fixtures_policy.DiesOnce", "init_args": {"marker": str(tmp_path / "died"), "calls": 18}}
     changes = {"rewards": {"lower_case": {"check": dying, "limit_seconds": None}}}
     assert "going on from" not in train(tmp_path / "run", strategy, 2, changes, fails=True)
@@ -154,7 +163,25 @@ def test_the_comparison_can_fail(one: Path, tmp_path: Path) -> None:
         assert_same_weights(tmp_path / "run" / "output", one)
 
 
-def test_weights_that_are_cut_up_are_refused(tmp_path: Path) -> None:
-    strategy = STRATEGIES["deepspeed"] | {"init_args": {"stage": 3}}
+def test_a_kept_state_becomes_a_policy_folder(two: Path, tmp_path: Path) -> None:
+    """Whole from its parts, without the reference, and with the weights that were published, to the last bit."""
+    kept = two.parent / "kept"
+    export(ExportSettings(kept, two.parent / "policy", tmp_path / "exported"))
+    models = [load_policy(folder).model.eval() for folder in (tmp_path / "exported", two / "policy")]
+    for (name, exported), published in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(exported, published), name
+    drawn = [m.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False) for m in models]
+    assert torch.equal(*drawn)
+    names = [name for path in states(kept) for name in torch.load(path, weights_only=False)["module"]]
+    assert not [name for name in names if name.startswith("reference.")]
+
+
+def states(kept: Path) -> list[Path]:
+    """Files of a DeepSpeed state that hold weights by name."""
+    return sorted(kept.rglob("*model_states.pt")) if kept.is_dir() else []
+
+
+def test_a_strategy_that_is_not_handled_is_refused(tmp_path: Path) -> None:
+    strategy = STRATEGIES["deepspeed_2"] | {"init_args": {"stage": 0}}
     output = train(tmp_path / "run", strategy, 1, fails=True)
-    assert "grpo train: trainer.strategy is CPUDeepSpeedStrategy, which may cut the weights up" in output
+    assert "grpo train: trainer.strategy is CPUDeepSpeedStrategy, whose gradients and weights are not handled" in output

@@ -31,12 +31,12 @@ class Memory:
         optimizer: moments, and the float32 master copy under DeepSpeed.
         reference: weights of the KL anchor.
         buckets: what gradients are exchanged in.
+        sampling_copy: whole weights beside the divided ones, which stage 3 samples with.
         activations: update phase: kept for the backward pass, and its own working memory, the output layer's left out.
         logits: update phase: of a chunk of tokens, and the gradient of the output layer.
         gathered: update phase: weights of other processes that are here for a pass (stage 3).
         cache: sampling phase: keys and values.
         drawing: sampling phase: the last token's pass and draw.
-        gathered_to_sample: sampling phase: the whole weights under stage 3.
         step: step phase: AdamW's working memory, and the float32 gradients that it reads under DeepSpeed.
         reserve: the CUDA context, libraries and fragmentation; an assumption.
         host: bytes on each host for what is offloaded.
@@ -47,12 +47,12 @@ class Memory:
     optimizer: int
     reference: int
     buckets: int
+    sampling_copy: int
     activations: int
     logits: int
     gathered: int
     cache: int
     drawing: int
-    gathered_to_sample: int
     step: int
     reserve: int
     host: int
@@ -60,14 +60,15 @@ class Memory:
     @property
     def state(self) -> int:
         """Held in every phase."""
-        return self.weights + self.gradients + self.optimizer + self.reference + self.buckets + self.reserve
+        own = self.weights + self.gradients + self.optimizer + self.reference
+        return own + self.buckets + self.sampling_copy + self.reserve
 
     @property
     def phases(self) -> dict[str, int]:
         """What each phase needs beside the state."""
         return {
             "update": self.activations + self.logits + self.gathered,
-            "sampling": self.cache + self.drawing + self.gathered_to_sample,
+            "sampling": self.cache + self.drawing,
             "step": self.step,
         }
 
@@ -92,12 +93,12 @@ def plan_memory(shape: Shape, workload: Workload, reserve: int) -> Memory:
         optimizer=0 if workload.offload_optimizer else _optimizer(shape, workload),
         reference=0 if offloaded else _reference(shape, workload),
         buckets=_buckets(shape, workload),
+        sampling_copy=whole_weights if divided else 0,
         activations=update_bytes(shape, workload),
         logits=_logits(shape, workload),
         gathered=min(shape.parameters, LIVE_PARAMETERS) * workload.weight_bytes if divided else 0,
         cache=_cache(shape, workload),
         drawing=_drawing(shape, workload),
-        gathered_to_sample=whole_weights if divided else 0,
         step=_step(shape, workload),
         reserve=reserve,
         host=_host(shape, workload),
@@ -172,7 +173,15 @@ def _drawing(shape: Shape, workload: Workload) -> int:
 def _logits(shape: Shape, workload: Workload) -> int:
     """The output layer of a micro-batch: logits in float32 for a chunk of tokens, three such tensors at once, and the
     gradient of its weights in float32 before it is added up, in the weights' own precision too where that is less.
+
+    Under stage 3 the output layer is put together for the model's own pass alone, so that the logits are whole: of
+    every position as the model gives them, and of the wanted ones in float32 with logarithms and probabilities.
     """
+    if workload.zero == 3:
+        cut = workload.cut(shape.hidden)
+        wanted = cut.share * workload.max_new_tokens
+        own = cut.tokens * workload.compute_bytes + wanted * 3 * 4
+        return cut.rows * own * shape.vocabulary
     chunk = max(CHUNK_BYTES, 4 * shape.vocabulary)
     if workload.lora_rank is not None:
         return 3 * chunk

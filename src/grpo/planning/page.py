@@ -16,9 +16,9 @@ from grpo.planning.traffic import Assumptions, Traffic, plan_traffic
 from grpo.planning.workload import Workload
 
 PARTS = {
-    "all the time": ("weights", "gradients", "optimizer", "reference", "buckets", "reserve"),
+    "all the time": ("weights", "gradients", "optimizer", "reference", "buckets", "sampling_copy", "reserve"),
     "update": ("activations", "logits", "gathered"),
-    "sampling": ("cache", "drawing", "gathered_to_sample"),
+    "sampling": ("cache", "drawing"),
     "step": ("step",),
 }
 # The round of the documentation's tables.

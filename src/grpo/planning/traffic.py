@@ -84,12 +84,14 @@ def _share(workload: Workload) -> float:
 
 
 def _gradients(shape: Shape, workload: Workload) -> int:
-    """All-reduce at stage 0, after every backward pass, as DDP does; reduce-scatter and all-gather of the new weights
-    at stages 1 and 2, and reduce-scatter alone at stage 3: once an update where it is coalesced.
+    """Of each optimiser step once, or after every backward pass where gradients are not kept whole until the last.
+
+    All-reduce under DDP, reduce-scatter and all-gather of the new weights at stages 1 and 2, reduce-scatter alone at
+    stage 3.
     """
     numbers = shape.trainable(workload.lora_rank)
-    passes = workload.cut(shape.hidden).micro_batches if workload.zero == 0 or not workload.whole_gradients else 1
-    reduced = {0: 2 * passes, 1: passes + 1, 2: passes + 1, 3: passes}[workload.zero]
+    passes = 1 if workload.whole_gradients or workload.zero == 0 else workload.cut(shape.hidden).micro_batches
+    reduced = {0: 2, 1: passes + 1, 2: passes + 1, 3: passes}[workload.zero]
     return int(reduced * numbers * workload.weight_bytes * _share(workload) * _updates(workload))
 
 

@@ -150,8 +150,8 @@ def traits_of(model: PreTrainedModel) -> ModelTraits:
         name = type(model).__name__
         if traits.rule is None:
             warnings.warn(
-                f"{name} makes its logits in a way that is not known here: whole logits are kept in the update, which "
-                "costs memory",
+                f"{name} makes its logits in a way that is not known here, or its output layer is cut up (ZeRO stage "
+                "3): whole logits are kept in the update, which costs memory",
                 stacklevel=3,
             )
         if not traits.packs:
@@ -194,6 +194,8 @@ def _find_rule(model: PreTrainedModel) -> LogitRule | None:
     """The rule under which a plain output layer gives the model's own logits."""
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or model.base_model is model:
+        return None
+    if hasattr(head.weight, "ds_id"):  # cut up by DeepSpeed, which puts it together for the model's own pass alone
         return None
     prompts, mask, completions, wanted, repeats = _probe(model)
     rows = _one_by_one(prompts, mask, completions, wanted, repeats)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from grpo.training.round_decisions import round_decisions
 from grpo.training.round_metrics import rollout_metrics, round_counts
 from grpo.training.round_update import RoundUpdate
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings, check_together
-from grpo.training.strategies import all_processes, require_whole_weights
+from grpo.training.strategies import all_processes, keep_frozen_weights, prepare_strategy, zero_stage
 from grpo.training.update_metrics import advantage_metrics
+from grpo.training.whole_policy import WholePolicy, copy_weights
 
 
 class GRPOModule(L.LightningModule):
@@ -83,10 +85,12 @@ class GRPOModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Load the policy, and the reference where the KL term needs one."""
-        require_whole_weights(self)
-        self.loaded = load_policy(self.policy_folder)
-        self.policy = self.loaded.model.train()
-        sampler = Sampler(self.policy, self.loaded.tokenizer, self.loaded.end_token_ids, self.sampling)
+        prepare_strategy(self)
+        loaded = load_policy(self.policy_folder)
+        self.policy = loaded.model.train()
+        self.whole = WholePolicy(self.policy, cut_up=zero_stage(self) == 3)
+        self.loaded = replace(loaded, model=self.whole.model)
+        sampler = Sampler(self.whole.model, self.loaded.tokenizer, self.loaded.end_token_ids, self.sampling)
         self.groups = GroupSource(sampler, self.components, self.judges, self.reward_transform, self.round, self.seed)
         self.reference = None
         if self.loss_settings.kl_beta > 0:
@@ -111,6 +115,7 @@ class GRPOModule(L.LightningModule):
         if self.rollout_log is not None and self.trainer.is_global_zero:
             self.rollout_log.forget_from(self.ledger["rounds"])
         self.trainer.strategy.barrier()
+        self.whole.follow()
 
     def training_step(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """One round, from prompts to updated weights and the record of both."""
@@ -132,6 +137,7 @@ class GRPOModule(L.LightningModule):
             rows = update_rows(last, advantages[mine], self.loss_settings)
             self._set_learning_rate(batch.round)
             outcome = self.round_update.run(rows, draws[0][-1].members, batch.round)
+            self.whole.follow()
         with clock.phase("record"):
             decided = round_decisions(
                 draws, centred[mine], advantages[mine], rows, outcome.old, outcome.reference, self.reference_version
@@ -173,7 +179,7 @@ class GRPOModule(L.LightningModule):
     def _refresh_reference(self, round_index: int) -> None:
         every = self.loss_settings.reference_refresh_rounds
         if every is not None and self.reference is not None and round_index and round_index % every == 0:
-            self.reference.load_state_dict(self.policy.state_dict())
+            copy_weights(self.policy.parameters(), self.reference.parameters())
             self.reference_version = self.trainer.global_step
 
     def _my_groups(self, groups_of_processes: Sequence[int]) -> slice:
@@ -233,10 +239,8 @@ class GRPOModule(L.LightningModule):
             logger.log_metrics(metrics, step=round_index)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the reference out while it is the one of the policy folder.
-
-        DeepSpeed saves the weights that its engine holds, the reference's among them, whatever is taken out here.
-        """
+        """Leave the reference out while it is the one of the policy folder."""
+        keep_frozen_weights(self, keep=bool(self.reference_version))
         if not self.reference_version:
             weights = checkpoint["state_dict"]
             checkpoint["state_dict"] = {n: v for n, v in weights.items() if not n.startswith("reference.")}

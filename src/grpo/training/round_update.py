@@ -15,7 +15,7 @@ from grpo.records import ScoredRollout
 from grpo.rollouts.completion_logprobs import completion_logprobs
 from grpo.training.policy_update import MicroBatch, UpdateRow, plan_update, split_minibatches
 from grpo.training.settings import LossSettings, OptimizerSettings, RoundSettings
-from grpo.training.strategies import all_processes, step_optimizer, summed_gradients
+from grpo.training.strategies import all_processes, exchanged, step_optimizer, summed_gradients
 from grpo.training.update_metrics import RowMetrics, loss_metrics
 
 Logprobs = dict[str, tuple[float, ...]]
@@ -84,7 +84,9 @@ class RoundUpdate:
                 if not plan:
                     continue
                 with summed_gradients(self.module):
-                    row_metrics += [self._backward(micro.to(self.module.device), old, reference) for micro in plan]
+                    for micro in plan:
+                        with exchanged(self.module, now=micro is plan[-1]):
+                            row_metrics.append(self._backward(micro.to(self.module.device), old, reference))
                 norms.append(step_optimizer(self.module, self.optimizer.max_gradient_norm))
                 torch.clear_autocast_cache()  # copies of the weights as they were before the step
         # On the processor: gathered as they are, every process would open every other one's device.

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -25,10 +26,20 @@ class CPUDeepSpeedStrategy(DeepSpeedStrategy):
     """DeepSpeed on CPU processes over gloo, for tests of sharding without a GPU.
 
     Lightning's own refuses every accelerator but CUDA, and wants devices with an index.
+
+    Args:
+        stage: of ZeRO, 1 to 3.
+        offload_optimizer: the optimiser's state and step in DeepSpeed's host memory.
+        offload_parameters: the weights there too, at stage 3.
     """
 
-    def __init__(self, stage: int = 2) -> None:
-        super().__init__(stage=stage, process_group_backend="gloo")
+    def __init__(self, stage: int = 2, offload_optimizer: bool = False, offload_parameters: bool = False) -> None:
+        super().__init__(
+            stage=stage,
+            offload_optimizer=offload_optimizer,
+            offload_parameters=offload_parameters,
+            process_group_backend="gloo",
+        )
 
     def setup_environment(self) -> None:
         import deepspeed
@@ -48,23 +59,40 @@ def all_processes(value: T) -> list[T]:
     return gathered  # type: ignore[return-value]
 
 
-def require_whole_weights(module: L.LightningModule) -> None:
-    """Refuse a strategy under which no process has the weights that it would sample with.
+def prepare_strategy(module: L.LightningModule) -> None:
+    """See that the strategy is one under which the method holds, and set what it leaves open.
 
     Raises:
-        ValueError: anything but one device, DDP, and DeepSpeed at stage 1 or 2.
+        ValueError: anything but one device, DDP, and DeepSpeed at stage 1, 2 or 3.
     """
     strategy = module.trainer.strategy
-    whole = type(strategy) in (SingleDeviceStrategy, DDPStrategy)
-    if isinstance(strategy, DeepSpeedStrategy):
-        # Stage 0 cannot tell an update's backward passes from updates of their own.
-        whole = (strategy.config or {}).get("zero_optimization", {}).get("stage", 0) in (1, 2)
-    if not whole:
+    # Stage 0 cannot tell an update's backward passes from updates of their own.
+    if zero_stage(module) not in (1, 2, 3) and type(strategy) not in (SingleDeviceStrategy, DDPStrategy):
         raise ValueError(
-            f"trainer.strategy is {type(strategy).__name__}, which may cut the weights up (DeepSpeed does at stage 3), "
-            "but every process samples by itself and needs them whole: use one device, ddp, or DeepSpeed at stage 1 or "
-            "2, which shares out optimiser state and gradients"
+            f"trainer.strategy is {type(strategy).__name__}, whose gradients and weights are not handled here: use "
+            "one device, ddp, or DeepSpeed at stage 1, 2 or 3"
         )
+    if isinstance(strategy, DeepSpeedStrategy):
+        assert strategy.config is not None
+        # The same AdamW wherever its state lies: DeepSpeed's own for the host would be compiled first.
+        strategy.config.setdefault("zero_force_ds_cpu_optimizer", False)
+        # The frozen reference is not in the states that are kept: it is read from its policy folder again.
+        module.strict_loading = False
+
+
+def zero_stage(module: L.LightningModule) -> int | None:
+    """DeepSpeed's stage, None under another strategy."""
+    strategy = module.trainer.strategy
+    if not isinstance(strategy, DeepSpeedStrategy):
+        return None
+    return int((strategy.config or {}).get("zero_optimization", {}).get("stage", 0))
+
+
+def keep_frozen_weights(module: L.LightningModule, keep: bool) -> None:
+    """Whether the next state that is saved holds weights that nothing trains. Without DeepSpeed the module decides."""
+    strategy = module.trainer.strategy
+    if isinstance(strategy, DeepSpeedStrategy):
+        strategy.exclude_frozen_parameters = not keep
 
 
 def summed_gradients(module: L.LightningModule) -> AbstractContextManager[None]:
@@ -75,6 +103,15 @@ def summed_gradients(module: L.LightningModule) -> AbstractContextManager[None]:
     """
     engine = deepspeed_engine(module)
     return nullcontext() if engine is None else engine.coalesce_grad_reduction()
+
+
+def exchanged(module: L.LightningModule, now: bool) -> AbstractContextManager[None]:
+    """Within it a backward pass's gradient is kept by its process under DDP, unless ``now``.
+
+    The last pass of an update then exchanges the sum once, where DDP by itself would after every pass.
+    """
+    model = module.trainer.strategy.model
+    return model.no_sync() if isinstance(model, DistributedDataParallel) and not now else nullcontext()
 
 
 def step_optimizer(module: L.LightningModule, max_norm: float) -> float:

@@ -1,0 +1,109 @@
+"""A training's saved state as a policy folder, which transformers loads and ``grpo evaluate`` judges.
+
+``grpo export --checkpoint runs/ID/checkpoints/update-12.ckpt --policy build/policy --output build/exported`` takes the
+weights from the state, sharded or not, and everything else (tokenizer, template, end tokens) from the policy folder
+that the training began with. A finished run needs none of this: what it publishes is such a folder already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+from torch import Tensor
+
+from grpo.rollouts.policies import load_policy, save_policy
+from grpo.rollouts.policy_files import require_policy_files, require_replaceable
+from grpo.run_identity import policy_digest
+
+POLICY_PREFIX = "policy."
+
+
+class ExportError(ValueError):
+    """A state of which no policy can be made."""
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """What becomes of what."""
+
+    checkpoint: Path
+    """A state that a training saved: a file, or under DeepSpeed a folder."""
+    policy: Path
+    """The policy folder that the training began with."""
+    output: Path
+    """The policy folder to write; an earlier policy there is replaced."""
+
+
+def main(argv: list[str]) -> None:
+    """The ``grpo export`` command."""
+    parser = ArgumentParser(prog="grpo export", description=__doc__)
+    parser.add_argument("--config", action="config", help="a file of these settings")
+    parser.add_class_arguments(ExportSettings)
+    values = parser.parse_args(argv)
+    export(ExportSettings(values.checkpoint, values.policy, values.output))
+
+
+def export(settings: ExportSettings) -> None:
+    """Write the policy folder.
+
+    Raises:
+        ExportError: the state is not there, cannot be read, or is of another model.
+    """
+    require_policy_files(settings.policy)
+    require_replaceable(settings.output, "output")
+    weights = policy_weights(settings.checkpoint)
+    loaded = load_policy(settings.policy)
+    _fill(loaded.model, weights, settings)
+    provenance = {"exported_from": settings.checkpoint.name, "base_policy_sha256": policy_digest(settings.policy)}
+    save_policy(settings.output, loaded, provenance)
+    print(f"grpo export: {settings.output} holds the policy of {settings.checkpoint}")
+
+
+def policy_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The policy's weights in float32, by their names in the model.
+
+    Raises:
+        ExportError: there is no such state, or it cannot be read.
+    """
+    if not checkpoint.exists():
+        raise ExportError(f"checkpoint is {checkpoint}, which is not there: a run keeps its newest state alone")
+    try:
+        state = _sharded_state(checkpoint) if checkpoint.is_dir() else _whole_state(checkpoint)
+    # What a cut-off or foreign file raises is any of pickle's, zipfile's and torch's own errors.
+    except Exception as error:
+        raise ExportError(f"checkpoint is {checkpoint}, which is no state of a training: {error!s:.200}") from error
+    named = {n.removeprefix(POLICY_PREFIX): w.float() for n, w in state.items() if n.startswith(POLICY_PREFIX)}
+    if not named:
+        raise ExportError(f"checkpoint is {checkpoint}, which holds no policy: it is of another kind of training")
+    return named
+
+
+def _whole_state(file: Path) -> dict[str, Tensor]:
+    saved: dict[str, Any] = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    state: dict[str, Tensor] = saved["state_dict"]
+    return state
+
+
+def _sharded_state(folder: Path) -> dict[str, Tensor]:
+    """DeepSpeed's parts of the float32 weights, put together on this machine whatever their number."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    state: dict[str, Tensor] = get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    return state
+
+
+def _fill(model: torch.nn.Module, weights: dict[str, Tensor], settings: ExportSettings) -> None:
+    """Every weight of the model from the state; a tied one may stand there under either of its names."""
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    given = {parameters[name] for name in weights.keys() & parameters.keys()}
+    lacking = [name for name in missing if parameters.get(name) not in given]
+    if lacking or unexpected:
+        raise ExportError(
+            f"checkpoint {settings.checkpoint} is not of the model in {settings.policy}: "
+            f"missing {lacking[:3]}, not of this model {unexpected[:3]}; name the policy that the training began with"
+        )

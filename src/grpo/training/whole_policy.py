@@ -1,0 +1,58 @@
+"""All weights of the policy in one process, to sample with and to publish, whatever the strategy cuts up."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch.nn import Parameter
+from transformers import PreTrainedModel
+
+
+class WholePolicy:
+    """The trained model itself where each process has all of it, else a copy that follows it.
+
+    At ZeRO's stage 3 a pass of the trained model is a collective call for each layer, and completions that end at
+    different lengths would leave processes waiting for each other, or mix their weights up. The copy costs each process
+    the weights once more, and no message while it samples.
+
+    No ``Module``, which the strategy would cut up with the rest.
+
+    Args:
+        trained: before the strategy has it.
+        cut_up: whether the strategy leaves each process a part of every weight.
+    """
+
+    def __init__(self, trained: PreTrainedModel, cut_up: bool) -> None:
+        self.trained = trained
+        self.model = copy.deepcopy(trained).requires_grad_(False) if cut_up else trained
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Take over the trained weights, in every process at once; one is whole at a time."""
+        if self.model is self.trained:
+            return
+        like = next(self.trained.parameters())
+        model: torch.nn.Module = self.model
+        model.to(device=like.device, dtype=like.dtype)
+        copy_weights(self.trained.parameters(), self.model.parameters())
+
+
+@torch.no_grad()
+def copy_weights(source: Iterable[Parameter], to: Iterable[Parameter]) -> None:
+    """Copy weight by weight; a collective call where either side is cut up."""
+    for theirs, mine in zip(source, to, strict=True):
+        with _put_together(theirs), _put_together(mine, changed=True):
+            mine.copy_(theirs)
+
+
+def _put_together(weight: Parameter, changed: bool = False) -> AbstractContextManager[None]:
+    """Within it the weight is whole; what was changed is cut up again as the first process has it."""
+    if not hasattr(weight, "ds_id"):
+        return nullcontext()
+    from deepspeed.runtime.zero import GatheredParameters
+
+    gathered: AbstractContextManager[None] = GatheredParameters([weight], modifier_rank=0 if changed else None)
+    return gathered
