@@ -35,6 +35,8 @@ from grpo.training.strategies import all_processes, keep_frozen_weights, prepare
 from grpo.training.update_metrics import advantage_metrics
 from grpo.training.whole_policy import WholePolicy, copy_weights
 
+REFERENCE_PREFIX = "reference."
+
 
 class GRPOModule(L.LightningModule):
     """A policy, its frozen reference, and the GRPO step.
@@ -82,6 +84,7 @@ class GRPOModule(L.LightningModule):
         self.rollout_log: RolloutLog | None = None
         self.ledger: Counter[str] = Counter()
         self.reference_version = 0
+        self.register_state_dict_post_hook(_without_unchanged_reference)  # type: ignore[no-untyped-call]
 
     def setup(self, stage: str) -> None:
         """Load the policy, and the reference where the KL term needs one."""
@@ -239,11 +242,8 @@ class GRPOModule(L.LightningModule):
             logger.log_metrics(metrics, step=round_index)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the reference out while it is the one of the policy folder."""
+        """The ledger; and the reference's weights are kept only where they are no longer those of the policy folder."""
         keep_frozen_weights(self, keep=bool(self.reference_version))
-        if not self.reference_version:
-            weights = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {n: v for n, v in weights.items() if not n.startswith("reference.")}
         checkpoint["ledger"] = dict(self.ledger)
         checkpoint["reference_version"] = self.reference_version
 
@@ -252,5 +252,12 @@ class GRPOModule(L.LightningModule):
         self.ledger = Counter(checkpoint["ledger"])
         self.reference_version = checkpoint["reference_version"]
         if "state_dict" in checkpoint and not self.reference_version:  # DeepSpeed keeps weights in its own files
-            own = self.state_dict()
-            checkpoint["state_dict"].update({n: v for n, v in own.items() if n.startswith("reference.")})
+            own = {} if self.reference is None else self.reference.state_dict(prefix=REFERENCE_PREFIX)
+            checkpoint["state_dict"].update(own)
+
+
+def _without_unchanged_reference(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
+    """Whoever saves the weights: Lightning into one file, or DeepSpeed what its engine holds, tied names and all."""
+    if not module.reference_version:
+        for name in [name for name in state if name.startswith(prefix + REFERENCE_PREFIX)]:
+            del state[name]
