@@ -12,6 +12,10 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from torch import Tensor
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from grpo.problem_files import write_problems
@@ -129,6 +133,31 @@ class KeepsState(L.Callback):
                 shutil.copytree(newest, self.to)
             else:
                 shutil.copyfile(newest, self.to)
+
+
+class CountsExchanges(L.Callback):
+    """Writes how often gradients went between processes under DDP, beside the number of updates.
+
+    Args:
+        to: the file, ``exchanges updates``.
+    """
+
+    def __init__(self, to: Path) -> None:
+        self.to = to
+        self.exchanges = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Bare: torch compares annotations with its own class, and here they are text.
+        hook = lambda state, bucket: self._exchange(state, bucket)  # noqa: E731
+        trainer.strategy.model.register_comm_hook(None, hook)  # type: ignore[union-attr, operator]
+
+    def _exchange(self, state: None, bucket: GradBucket) -> Future[Tensor]:
+        self.exchanges += bucket.is_last()
+        return allreduce_hook(state, bucket)  # type: ignore[arg-type]
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.to.write_text(f"{self.exchanges} {trainer.global_step}")
 
 
 class DiesOnce:

@@ -154,6 +154,18 @@ def test_communication_is_the_papers() -> None:
     assert ddp.gradients == pytest.approx(2 * 2 * send)  # float32, once an update
 
 
+def test_stage_3_samples_with_a_whole_copy_and_makes_whole_logits() -> None:
+    """One prompt of 8 tokens with two completions of 5 beside one another: 16 positions, 10 of them wanted."""
+    shape = read_shape("0.5B")
+    changes = {"gpus": 8, "groups_per_round": 8, "group_size": 2, "prompt_tokens": 8, "max_new_tokens": 5}
+    workload = replace(SMALL, **changes, micro_batch_rows=2, precision="bf16-mixed")  # type: ignore[arg-type]
+    two, three = (plan_memory(shape, replace(workload, zero=zero), 0) for zero in (2, 3))
+    assert (two.sampling_copy, three.sampling_copy) == (0, 2 * shape.parameters)
+    assert three.logits == (16 * 2 + 10 * 3 * 4) * shape.vocabulary
+    gained = two.weights + two.reference - three.weights - three.reference
+    assert two.state - three.state == gained - three.sampling_copy
+
+
 def test_adapters_need_no_reference_and_little_state() -> None:
     shape = read_shape("7B")
     whole, adapted = (plan_memory(shape, replace(SMALL, lora_rank=rank), 0) for rank in (None, 16))

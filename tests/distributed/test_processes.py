@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,14 @@ STRATEGIES: dict[str, Any] = {
 }
 
 
-def train(folder: Path, strategy: Any, processes: int, model: dict[str, Any] | None = None, fails: bool = False) -> str:
+def train(
+    folder: Path,
+    strategy: Any,
+    processes: int,
+    model: dict[str, Any] | None = None,
+    fails: bool = False,
+    callbacks: Sequence[Any] = (),
+) -> str:
     """The train stage as a command, as a user runs it; gives what it printed."""
     folder.mkdir(exist_ok=True)
     config = train_config(folder, rounds=2, groups_per_round=4, validation_problems=2)
@@ -45,7 +53,7 @@ def train(folder: Path, strategy: Any, processes: int, model: dict[str, Any] | N
     for section, values in (model or {}).items():
         config["model"][section] |= values
     keeps = {"class_path": "fixtures_policy.KeepsState", "init_args": {"to": str(folder / "kept")}}
-    config["trainer"] |= {"devices": processes, "strategy": strategy, "callbacks": [keeps]}
+    config["trainer"] |= {"devices": processes, "strategy": strategy, "callbacks": [keeps, *callbacks]}
     command = [sys.executable, "-m", "grpo", "train", "--config", write_config(folder / "train.yaml", config)]
     paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     environment = os.environ | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
@@ -172,13 +180,27 @@ def test_a_kept_state_becomes_a_policy_folder(two: Path, tmp_path: Path) -> None
         assert torch.equal(exported, published), name
     drawn = [m.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False) for m in models]
     assert torch.equal(*drawn)
-    names = [name for path in states(kept) for name in torch.load(path, weights_only=False)["module"]]
+    names = kept_names(kept)
+    assert any(name.startswith("policy.") for name in names)
     assert not [name for name in names if name.startswith("reference.")]
 
 
-def states(kept: Path) -> list[Path]:
-    """Files of a DeepSpeed state that hold weights by name."""
-    return sorted(kept.rglob("*model_states.pt")) if kept.is_dir() else []
+def kept_names(kept: Path) -> list[str]:
+    """Of the weights in a state, those that nothing trains among them: DeepSpeed keeps the latter in lists apart."""
+    if kept.is_file():
+        return list(torch.load(kept, weights_only=True)["state_dict"])
+    states = [torch.load(path, weights_only=False) for path in sorted(kept.rglob("*model_states.pt"))]
+    parts = ("frozen_param_shapes", "frozen_param_fragments")
+    shapes = [name for state in states for group in state["param_shapes"] for name in group]
+    return shapes + [name for state in states for part in ("module", *parts) for name in state[part] or ()]
+
+
+def test_ddp_exchanges_the_gradient_of_an_update_once(tmp_path: Path) -> None:
+    """Of more than one backward pass each: a micro-batch a row."""
+    counts = {"class_path": "fixtures_policy.CountsExchanges", "init_args": {"to": str(tmp_path / "counted")}}
+    train(tmp_path / "run", "ddp", 2, {"optimizer": {"micro_batch_rows": 1}}, callbacks=[counts])
+    exchanges, updates = map(int, (tmp_path / "counted").read_text().split())
+    assert exchanges == updates == 2
 
 
 def test_a_strategy_that_is_not_handled_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo.records import Problem, Score
 from grpo.rewards import math_answer as math_module
-from grpo.rewards import math_open, math_rules
+from grpo.rewards import math_open, math_rules, math_worker
 from grpo.rewards.math_answer import LONGEST_ANSWER, MathAnswer, math_answer
 from grpo.rewards.math_processes import CHECKER, CheckFailed
 from grpo.rewards.math_text import canonical
@@ -329,3 +329,18 @@ def test_an_answer_with_many_signs_costs_no_other_its_score() -> None:
     right, odd = math_answer.score_batch(items)
     assert right.value == 1.0
     assert odd.value != 1.0
+
+
+ALIKE = ("x", "2x", "x+x", "x^2-1", "(x-1)(x+1)", "\\frac{x}{2}", "0.5x", "xy+yx", "2xy", "1-x", "x-1", "x-x+3", "3")
+NEARLY = ("x^2+\\frac{x}{10}", "x^2+0.1x", "x^2+\\frac{x}{10}+0.0000000000001", "(x-1)^2", "(1-x)^2", "x^2-2x+1")
+
+
+@pytest.mark.parametrize("texts", [ALIKE, NEARLY])
+def test_multiplying_out_tells_what_simplifying_tells(texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(gold, answer) for gold in texts for answer in texts]
+    quick = [math_worker.same_leaf(gold=gold, answer=answer) for gold, answer in pairs]
+    assert any(math_worker._same_polynomials(*map(math_worker._parsed, pair)) is True for pair in pairs)
+    monkeypatch.setattr(math_worker, "_same_polynomials", lambda *_: None)
+    assert quick == [math_worker.same_leaf(gold=gold, answer=answer) for gold, answer in pairs]
+    assert True in quick
+    assert False in quick
