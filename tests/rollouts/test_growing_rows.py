@@ -13,6 +13,7 @@ from fixtures_sampling import KEYS, MANY, MANY_KEYS, PROMPTS, SOME_ENDS, drawn, 
 from grpo.records import PromptGroup
 from grpo.rollouts import drawing, growing_rows
 from grpo.rollouts.growing_rows import PADDING_TOKENS, GrowingRows, WaitingGroups, passes
+from grpo.rollouts.prompt_sharing import can_share_prompts
 
 
 def groups_of(*lengths: int) -> list[PromptGroup]:
@@ -102,16 +103,20 @@ def test_looking_at_the_ends_less_often_changes_nothing(every: int, monkeypatch:
     assert [r.logprobs for r in flat(got)] == [pytest.approx(r.logprobs, abs=1e-5) for r in flat(expected)]
 
 
-def test_the_cache_never_grows_beyond_the_longest_row_and_its_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_cache_never_grows_beyond_the_longest_row_and_its_slack(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Far more groups than places: the columns in use move to the left, and the room is that of two."""
     model = random_llama(spread=0.3)
     groups = [prompt("1" * (1 + i % 9), f"s{i}") for i in range(40)]
     keys = [key(group.problem.id) for group in groups]
     moved = watch(monkeypatch, GrowingRows, "_shift")
     added = watch(monkeypatch, GrowingRows, "admit")
-    got = sampler(model, SOME_ENDS, max_new_tokens=20, max_rows=8).sample(groups, keys, 2)
-    cache = added[0]["self"].cache
-    assert cache.room == 9 + 20 + 1 + int(0.25 * 29)
+    got = sampler(model, SOME_ENDS, max_new_tokens=20, max_rows=8, shared_prompt=shared).sample(groups, keys, 2)
+    cache = added[-1]["self"].cache
+    longest = 20 if shared else 9 + 20
+    assert cache.room == longest + 1 + int(0.25 * longest)
     assert cache.layers[0].keys.shape[:3] == (8, 2, cache.room)
     assert len(moved) > 1
     expected = sampler(model, SOME_ENDS, max_new_tokens=20, max_rows=1000).sample(groups, keys, 2)
@@ -120,11 +125,14 @@ def test_the_cache_never_grows_beyond_the_longest_row_and_its_slack(monkeypatch:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-def test_rows_that_fit_at_once_need_no_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_rows_that_fit_at_once_need_no_slack(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_llama()
+    assert can_share_prompts(model)
     added = watch(monkeypatch, GrowingRows, "admit")
-    sampler(random_llama(), max_new_tokens=7).sample(PROMPTS, KEYS, 4)
+    sampler(model, max_new_tokens=7, shared_prompt=shared).sample(PROMPTS, KEYS, 4)
     assert len(added) == 1
-    assert added[0]["self"].cache.room == len(PROMPTS[1].prompt_tokens) + 7
+    assert added[0]["self"].cache.room == 7 + (0 if shared else len(PROMPTS[1].prompt_tokens))
 
 
 def test_no_row_is_run_beyond_its_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +172,7 @@ def test_the_room_is_zeros_at_first() -> None:
     """Masked columns weigh nothing, but nothing times NaN is NaN: fresh memory may hold any."""
     model = random_llama()
     waiting = WaitingGroups(PROMPTS, 2, 128)
-    growing = GrowingRows(model, waiting, 4)
+    growing = GrowingRows(model, waiting, 4, share_prompts=False)
     with torch.no_grad():
         growing.admit([PROMPTS[2]], [[4, 5]])
     assert not growing.cache.layers[0].keys[2:].any()

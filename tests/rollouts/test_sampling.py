@@ -10,6 +10,7 @@ from fixtures_sampling import DIGITS, END, KEYS, PROMPTS, SOME_ENDS, drawn, full
 
 from grpo.records import PromptGroup
 from grpo.rollouts.draws import keyed_uniforms
+from grpo.rollouts.prompt_sharing import can_share_prompts
 from grpo.rollouts.sampling import Sampler, SamplingSettings
 
 
@@ -99,6 +100,7 @@ def test_impossible_settings_are_refused_by_name(settings: dict[str, float], key
 
 def test_a_prompt_is_run_once_however_large_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_llama()
+    assert can_share_prompts(model)  # tried out, and no part of the passes that are counted
     shapes = []
     forward = model.forward
     monkeypatch.setattr(
@@ -166,5 +168,6 @@ def test_every_rollout_says_what_drew_it() -> None:
         "top_k": 3,
         "min_p": 0.0,
         "stop_strings": [],
+        "shared_prompt": True,
     }
     assert written == json.dumps(json.loads(written), sort_keys=True)

@@ -67,6 +67,7 @@ def test_every_rollout_is_a_row_that_says_all_about_it(tmp_path: Path) -> None:
                 "max_new_tokens": 7,
                 "max_rows": 9,
                 "min_p": 0.0,
+                "shared_prompt": True,
                 "stop_strings": [],
                 "temperature": 0.5,
                 "top_k": 0,

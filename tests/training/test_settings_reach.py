@@ -51,6 +51,7 @@ WATCHED: dict[str, tuple[Any, str]] = {
     "drawn": (sampling, "draw_cut_tokens"),
     "uniforms": (sampling, "keyed_uniforms"),
     "growing": (GrowingRows, "admit"),
+    "caches": (GrowingRows, "__init__"),
     "stops": (sampling, "StopStrings"),
     "answered": (tool_turns, "answer_call"),
     "policies": (grpo_module, "load_policy"),
@@ -408,6 +409,7 @@ REACH: dict[str, Reach] = {
     "model.sampling.top_k": Reach("kept", 30, cut(0, "top_k")),
     "model.sampling.min_p": Reach("kept", 0.001, cut(2, "min_p")),
     "model.sampling.stop_strings": Reach("kept", ["~%"], lambda run: list(run.all("stops", "texts"))),
+    "model.sampling.shared_prompt": Reach("kept", False, argument("caches", "share_prompts")),
     "model.sampling.tools.available": Reach(
         "kept", {"c": {"class_path": "grpo.rollouts.tools.Calculator"}}, tools, '{"c": "1"}'
     ),

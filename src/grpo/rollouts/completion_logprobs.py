@@ -145,7 +145,7 @@ def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def traits_of(model: PreTrainedModel) -> ModelTraits:
     """What a model allows, found out the first time it is asked for; what it does not allow is warned of."""
     if model not in _TRAITS:
-        with torch.no_grad(), torch.autocast(model.device.type, enabled=False), _evaluating(model):
+        with torch.no_grad(), torch.autocast(model.device.type, enabled=False), evaluating(model):
             traits = ModelTraits(_find_rule(model), _can_pack(model))
         name = type(model).__name__
         if traits.rule is None:
@@ -165,7 +165,7 @@ def traits_of(model: PreTrainedModel) -> ModelTraits:
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode for a moment; the mode of each module is given back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -205,7 +205,7 @@ def _find_rule(model: PreTrainedModel) -> LogitRule | None:
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
         return None
     for rule in _known_rules(model):
-        if _alike(rule.apply_(output.clone()), expected):
+        if alike(rule.apply_(output.clone()), expected):
             return rule
     return None
 
@@ -220,7 +220,7 @@ def _known_rules(model: PreTrainedModel) -> list[LogitRule]:
 
 def _can_pack(model: PreTrainedModel) -> bool:
     """Whether packed rows give the hidden states that their completions have alone."""
-    if model.config._attn_implementation not in ("sdpa", "eager") or _has_windows_of_its_own(model):
+    if model.config._attn_implementation not in ("sdpa", "eager") or has_windows_of_its_own(model):
         return False
     prompts, mask, completions, wanted, repeats = _probe(model)
     packed = pack_rows(prompts, mask, completions, wanted, repeats)
@@ -229,10 +229,10 @@ def _can_pack(model: PreTrainedModel) -> bool:
         together, apart = (model(**_inputs(model, rows)).logits.flatten(0, 1)[rows.source] for rows in (packed, alone))
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError):
         return False
-    return _alike(together, apart)
+    return alike(together, apart)
 
 
-def _has_windows_of_its_own(model: PreTrainedModel) -> bool:
+def has_windows_of_its_own(model: PreTrainedModel) -> bool:
     """Whether a layer may cut its view by columns, which are not positions in a packed row: no short trial shows it.
 
     Sliding windows are said to the model in the mask, and count positions.
@@ -248,7 +248,7 @@ def _has_windows_of_its_own(model: PreTrainedModel) -> bool:
     )
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def alike(one: Tensor, other: Tensor) -> bool:
     """Equal up to rounding, in units of the largest difference within a row's values."""
     tolerance = 1e-4 if one.dtype in (torch.float32, torch.float64) else 3e-2
     one, other = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (one, other))  # impossible tokens are at -inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from grpo.records import PromptGroup
 from grpo.rollouts.collate import pad
 from grpo.rollouts.row_cache import RowCache, prompt_cache
+from grpo.rollouts.shared_prompts import OwnTokensCache, SharedPrompts
 
 # Rows are taken out only when this share of them has ended: until then their places cost less than the copies.
 COMPACT_WHEN_ENDED = 0.125
@@ -73,6 +75,21 @@ def passes(lengths: Sequence[int]) -> Iterator[slice]:
     yield slice(begin, len(lengths))
 
 
+@dataclass(frozen=True)
+class RowNote:
+    """What is known of a growing row.
+
+    Args:
+        length: of its prompt, in tokens.
+        birth: the step of its first token.
+        start: its first column.
+    """
+
+    length: int
+    birth: int
+    start: int
+
+
 class GrowingRows:
     """The rows that still grow, and all that the model's next pass needs of them.
 
@@ -80,29 +97,33 @@ class GrowingRows:
         model: the policy.
         waiting: the groups that will join.
         steps: the most tokens a row can get.
+        share_prompts: whether a prompt's keys and values are kept once for all its rows, else in every row. The model
+            must then be within :func:`shared_attention`.
     """
 
-    def __init__(self, model: PreTrainedModel, waiting: WaitingGroups, steps: int) -> None:
+    def __init__(self, model: PreTrainedModel, waiting: WaitingGroups, steps: int, share_prompts: bool) -> None:
         self.model = model
         self.steps = steps
-        longest_row = waiting.longest_prompt + steps
-        slack = 0 if waiting.fit_at_once else 1 + int(SLACK * longest_row)
-        self.cache = RowCache(model, waiting.slots, longest_row + slack)
+        longest_row = steps if share_prompts else waiting.longest_prompt + steps
+        room = longest_row + (0 if waiting.fit_at_once else 1 + int(SLACK * longest_row))
+        if share_prompts:
+            prompts = SharedPrompts(model, waiting.slots // waiting.group_size, waiting.longest_prompt)
+            self.cache: RowCache = OwnTokensCache(model, waiting.slots, room, prompts)
+        else:
+            self.cache = RowCache(model, waiting.slots, room)
         self.step = 0
         self.rows: list[int] = []
-        self._starts: list[int] = []  # each row's first column
-        self._births: list[int] = []  # the step of each row's first token
+        self._notes: list[RowNote] = []
         self.logits = torch.empty(0, 0, device=model.device)
-        self._columns = torch.arange(self.cache.room, device=model.device)
 
     def age(self, place: int) -> int:
         """How many tokens the row at this place had before this step."""
-        return self.step - self._births[place]
+        return self.step - self._notes[place].birth
 
     @property
     def has_row_at_limit(self) -> bool:
         """Whether a row has all the tokens that it can get, once those of this step are drawn."""
-        return self.step - min(self._births) + 1 >= self.steps
+        return self.step - min(note.birth for note in self._notes) + 1 >= self.steps
 
     def admit(self, groups: Sequence[PromptGroup], rows: Sequence[Sequence[int]]) -> None:
         """Let the prompts' members join: each prompt is run once.
@@ -112,25 +133,24 @@ class GrowingRows:
             rows: the members' numbers, of each group.
         """
         lengths = [len(group.prompt_tokens) for group in groups]
+        cache = self.cache
         if not self.rows:
-            self.cache.use(first=0, end=lengths[-1])
-        assert lengths[-1] <= self.cache.end
+            cache.use(first=0, end=cache.columns_of_prompt(lengths[-1]))
         logits = [self.logits] if self.rows else []
         for together in passes(lengths):
             logits.append(self._run_prompts(groups[together], len(rows[0])))
         self.logits = torch.cat(logits) if len(logits) > 1 else logits[0]
         for length, members in zip(lengths, rows, strict=True):
             self.rows += members
-            self._starts += [self.cache.end - length] * len(members)
-            self._births += [self.step] * len(members)
+            note = RowNote(length, self.step, cache.end - cache.columns_of_prompt(length))
+            self._notes += [note] * len(members)
         self._arrange()
 
     def keep(self, stay: Sequence[int]) -> list[int]:
         """Go on with the rows at these places alone; gives the places in the order that the rows now have."""
         order = self.cache.keep(stay, self.model.device)
-        self.rows, self._starts, self._births = (
-            [values[place] for place in order] for values in (self.rows, self._starts, self._births)
-        )
+        self.rows = [self.rows[place] for place in order]
+        self._notes = [self._notes[place] for place in order]
         if order:
             self._arrange()
         return order
@@ -139,9 +159,8 @@ class GrowingRows:
         """Give each row one token more, ``[rows]``; afterwards ``logits`` are those of the next."""
         cache = self.cache
         if cache.end == cache.room:
-            self._shift(-min(self._starts))
-        mask = None if self._mask is None else self._mask[:, cache.first : cache.end + 1]
-        self.logits = self._forward(tokens.unsqueeze(-1), mask, self._positions, cache)
+            self._shift()
+        self.logits = self._forward(tokens.unsqueeze(-1), cache.mask(self._positions), self._positions, cache)
         cache.use(end=cache.end + 1)
         self.step += 1
         self._positions += 1
@@ -154,27 +173,29 @@ class GrowingRows:
         cache = prompt_cache(self.model)
         padding = None if bool(mask.all()) else mask.to(device)
         logits = self._forward(prompts.to(device), padding, positions.to(device), cache)
-        self.cache.add(cache, repeats, len(groups) * repeats)
+        self.cache.add(cache, [len(group.prompt_tokens) for group in groups], repeats)
         return logits.repeat_interleave(repeats, dim=0)
 
-    def _shift(self, by: int) -> None:
-        """Move the columns in use, those left of all rows taken out."""
-        self.cache.use(first=min(self._starts))
-        self.cache.move_columns(self.cache.first + by)
-        self._starts = [start + by for start in self._starts]
+    def _shift(self) -> None:
+        """Move the columns in use to the left end, those left of all rows taken out."""
+        by = min(note.start for note in self._notes)
+        self.cache.use(first=by)
+        self.cache.move_columns(0)
+        self._notes = [replace(note, start=note.start - by) for note in self._notes]
         self._arrange()
 
     def _arrange(self) -> None:
         """What follows from which rows there are and where they start."""
         cache, device = self.cache, self.model.device
-        unused = min(self._starts)
-        if cache.first > unused or unused - cache.first >= TRIM_WHEN_UNUSED * (cache.end - cache.first):
-            cache.use(first=unused)
-        starts = torch.tensor(self._starts, device=device)
-        is_padded = max(self._starts) > cache.first
-        self._mask = (self._columns >= starts.unsqueeze(-1)) if is_padded else None
-        self._positions = (cache.end - starts).unsqueeze(-1)
-        places = [row * self.steps + self.step - birth for row, birth in zip(self.rows, self._births, strict=True)]
+        starts = [note.start for note in self._notes]
+        unused = min(starts) - cache.first
+        if unused < 0 or unused >= TRIM_WHEN_UNUSED * (cache.end - cache.first):
+            cache.use(first=min(starts))
+        cache.arrange(torch.tensor(starts, device=device))
+        ages = [self.step - note.birth for note in self._notes]
+        positions = [note.length + age for note, age in zip(self._notes, ages, strict=True)]
+        self._positions = torch.tensor(positions, device=device).unsqueeze(-1)
+        places = [row * self.steps + age for row, age in zip(self.rows, ages, strict=True)]
         self.places = torch.tensor(places, device=device)
 
     def _forward(self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: object) -> Tensor:

@@ -25,6 +25,12 @@ def layer_kinds(model: PreTrainedModel) -> list[str]:
     return kinds
 
 
+def layer_windows(model: PreTrainedModel) -> list[int | None]:
+    """How many positions back each layer of ``model`` sees, itself included; None where it sees all."""
+    _, settings = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
+    return [one.get("sliding_window") for one in settings]
+
+
 def require_handled_cache(model: PreTrainedModel) -> None:
     """Refuse a model whose past is more than keys and values of its own tokens.
 
@@ -56,13 +62,14 @@ class RowLayer(DynamicLayer):
     """One layer's keys and values, ``[slots, heads, room, size]``, of which ``rows`` and some columns are in use.
 
     Args:
-        slots: the most rows.
+        slots: the most rows; more where more are added.
         room: columns.
+        window: of sliding attention.
     """
 
-    def __init__(self, slots: int, room: int) -> None:
+    def __init__(self, slots: int, room: int, window: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.slots, self.room = slots, room
+        self.slots, self.room, self.window = slots, room, window
         self.rows = self.first = self.end = 0
 
     def update(
@@ -73,6 +80,11 @@ class RowLayer(DynamicLayer):
         begin, self.end = self.end, self.end + key_states.shape[-2]
         keys[: self.rows, :, begin : self.end] = key_states
         values[: self.rows, :, begin : self.end] = value_states
+        return self.used()
+
+    def used(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the rows and columns in use."""
+        keys, values = self._tensors()
         used = (slice(self.rows), slice(None), slice(self.first, self.end))
         return keys[used], values[used]
 
@@ -83,18 +95,29 @@ class RowLayer(DynamicLayer):
         """Put rows behind the others: each of ``prompts`` so many times, their last columns where the rows end."""
         assert prompts.keys is not None
         assert prompts.values is not None
-        if self.keys is None or self.values is None:
-            # Zeros: a masked column weighs 0, and 0 times a NaN that fresh memory may hold is no 0.
-            self.keys = _room(prompts.keys, self.slots, self.room)
-            self.values = _room(prompts.values, self.slots, self.room)
-            self.is_initialized = True
         rows = slice(self.rows, self.rows + len(prompts.keys) * repeats)
+        self.reserve(prompts.keys, prompts.values, rows.stop)
         columns = slice(self.end - prompts.keys.shape[-2], self.end)
-        for kept, new in ((self.keys, prompts.keys), (self.values, prompts.values)):
+        for kept, new in zip(self._tensors(), (prompts.keys, prompts.values), strict=True):
             kept[rows, :, columns].unflatten(0, (-1, repeats)).copy_(new.unsqueeze(1).expand(-1, repeats, -1, -1, -1))
 
+    def reserve(self, keys: Tensor, values: Tensor, rows: int) -> None:
+        """Have places for so many rows of such keys and values."""
+        if self.keys is None or self.values is None:
+            self.slots = max(self.slots, rows)
+            self.keys, self.values = (_room(like, self.slots, self.room) for like in (keys, values))
+            self.is_initialized = True
+        elif rows > self.slots:
+            self.slots = max(rows, 2 * self.slots)
+            before = self.keys, self.values
+            self.keys, self.values = (_room(like, self.slots, self.room) for like in before)
+            for kept, old in zip(self._tensors(), before, strict=True):
+                kept[: self.rows] = old[: self.rows]
+
     def move_rows(self, to: Tensor, source: Tensor) -> None:
-        """Copy rows to other places."""
+        """Copy rows to other places, once anything is written."""
+        if self.keys is None:
+            return
         used = slice(self.first, self.end)
         for kept in self._tensors():
             kept[to, :, used] = kept[source, :, used]
@@ -112,7 +135,13 @@ class RowLayer(DynamicLayer):
 
 
 def _room(like: Tensor, slots: int, room: int) -> Tensor:
-    return like.new_zeros(slots, like.shape[1], room, like.shape[-1])
+    """Zeros: a masked column weighs 0, and 0 times a NaN that fresh memory may hold is no 0.
+
+    Under autocast in its precision: attention rounds keys and values to it anyway, at every pass.
+    """
+    kind = like.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+    return like.new_zeros(slots, like.shape[1], room, like.shape[-1], dtype=dtype)
 
 
 class RowCache(Cache):
@@ -127,20 +156,45 @@ class RowCache(Cache):
     def __init__(self, model: PreTrainedModel, slots: int, room: int) -> None:
         self.room = room
         self.rows = self.first = self.end = 0
-        kinds = layer_kinds(model)
-        layers: list[Any] = [DummyLayer() if kind == "dummy" else RowLayer(slots, room) for kind in kinds]
+        layers: list[Any] = [
+            DummyLayer() if kind == "dummy" else RowLayer(slots, room, window)
+            for kind, window in zip(layer_kinds(model), layer_windows(model), strict=True)
+        ]
         super().__init__(layers=layers)
 
     @property
     def row_layers(self) -> list[RowLayer]:
         return [layer for layer in self.layers if isinstance(layer, RowLayer)]
 
-    def add(self, prompts: Cache, repeats: int, rows: int) -> None:
-        """Put ``rows`` rows behind the others, see :meth:`RowLayer.add`."""
+    def columns_of_prompt(self, length: int) -> int:
+        """How many columns a prompt of ``length`` tokens takes in its rows."""
+        return length
+
+    def add(self, prompts: Cache, lengths: Sequence[int], repeats: int) -> None:
+        """Put rows behind the others, ``repeats`` of each prompt that has been run.
+
+        Args:
+            prompts: keys and values of prompts, left-padded.
+            lengths: of the prompts, in tokens.
+            repeats: rows of each.
+        """
         for mine, theirs in zip(self.layers, prompts.layers, strict=True):
             if isinstance(mine, RowLayer) and isinstance(theirs, DynamicLayer):
                 mine.add(theirs, repeats)
-        self.use(rows=self.rows + rows)
+        self.use(rows=self.rows + len(lengths) * repeats)
+
+    def arrange(self, starts: Tensor) -> None:
+        """Note each row's first column, ``[rows]``."""
+        columns = torch.arange(self.room, device=starts.device)
+        self._seen = columns >= starts.unsqueeze(-1) if int(starts.max()) > self.first else None
+
+    def mask(self, positions: Tensor) -> Tensor | None:
+        """What the model is given as its mask with the next token of each row.
+
+        Args:
+            positions: ``[rows, 1]``, of those tokens.
+        """
+        return None if self._seen is None else self._seen[:, self.first : self.end + 1]
 
     def keep(self, stay: Sequence[int], device: torch.device) -> list[int]:
         """Go on with these rows alone; the last of them fill the gaps, so that few are copied.

@@ -1,7 +1,7 @@
 """Sampling completions on the live policy: shared prompts, rows that come and go, keyed randomness, tools.
 
 The model is used as it stands, so there is no copy to refresh after an optimiser step. A group's prompt is
-run once and its keys and values are shared out to the members; rows that have ended make room for groups that
+run once, and its keys and values are kept once for all members; rows that have ended make room for groups that
 wait. Each token is a function of the rollout's key and the distribution alone. A tool's answer is fed in token
 by token while the other rows draw theirs, so all rows stay side by side.
 """
@@ -9,19 +9,23 @@ by token while the other rows draw theirs, so all rows stay side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo.records import FinishReason, PromptGroup, Rollout, RolloutKey, SamplingPolicy
+from grpo.records import PromptGroup, Rollout, RolloutKey, SamplingPolicy
 from grpo.rollouts.drawing import Drawing
 from grpo.rollouts.draws import Draws, draw_cut_tokens, draw_tokens, keyed_uniforms
+from grpo.rollouts.endings import completion_text, ending
 from grpo.rollouts.growing_rows import GrowingRows, WaitingGroups
+from grpo.rollouts.prompt_sharing import can_share_prompts
 from grpo.rollouts.row_cache import require_handled_cache
 from grpo.rollouts.sampling_settings import SamplingSettings
-from grpo.rollouts.stop_strings import Stop, StopStrings
+from grpo.rollouts.shared_prompts import shared_attention
+from grpo.rollouts.stop_strings import StopStrings
 from grpo.rollouts.tool_turns import ToolTurns
 
 __all__ = ["Sampler", "SamplingSettings"]
@@ -87,10 +91,16 @@ class Sampler:
         # here have no gradient, and those made before an optimiser step are of the old weights.
         torch.clear_autocast_cache()
         try:
-            return self._sample(groups, members, self.settings.sampling_policy(weights_version))
+            with shared_attention(self.model) if self.share_prompts else nullcontext():
+                return self._sample(groups, members, self.settings.sampling_policy(weights_version))
         finally:
             self.model.train(was_training)
             torch.clear_autocast_cache()
+
+    @property
+    def share_prompts(self) -> bool:
+        """Whether a prompt's keys and values are kept once for the group; else every member has a copy."""
+        return self.settings.shared_prompt and can_share_prompts(self.model)
 
     def _sample(
         self, groups: Sequence[PromptGroup], members: Sequence[Sequence[RolloutKey]], policy: SamplingPolicy
@@ -102,7 +112,7 @@ class Sampler:
             turns = ToolTurns(self.settings.tools, self.tokenizer, self.end_token_ids, len(uniforms), self.stops)
         waiting = WaitingGroups(groups, len(members[0]), self.settings.max_rows)
         drawing = Drawing(
-            GrowingRows(self.model, waiting, steps),
+            GrowingRows(self.model, waiting, steps, self.share_prompts),
             waiting,
             groups,
             uniforms,
@@ -136,12 +146,12 @@ class Sampler:
         tokens, logprobs, cut_logprobs = row
         turns = None if drawing.turns is None else drawing.turns.rows[number]
         stop = drawing.stopped.get(number) if turns is None else turns.stop
-        length, finish_reason = self._ending(tokens, stop) if turns is None else turns.ending
+        length, finish_reason = ending(tokens, self.end_token_ids, stop) if turns is None else turns.ending
         return Rollout(
             key,
             group,
             tokens=tuple(tokens[:length]),
-            text=self._text(tokens[:length], finish_reason, stop),
+            text=completion_text(self.tokenizer, tokens[:length], finish_reason, stop),
             logprobs=tuple(logprobs[:length]),
             finish_reason=finish_reason,
             drawn=None if turns is None else turns.drawn_mask,
@@ -149,19 +159,6 @@ class Sampler:
             tool_calls=() if turns is None else tuple(turns.calls),
             sampling_policy=policy,
         )
-
-    def _ending(self, tokens: Sequence[int], stop: Stop | None) -> tuple[int, FinishReason]:
-        """How many of a row's tokens are its completion's, and why it ends there."""
-        if stop is not None:
-            return stop.length, "stop_string"
-        end = next((i for i, token in enumerate(tokens) if token in self.end_token_ids), None)
-        return (len(tokens), "length") if end is None else (end + 1, "end_token")
-
-    def _text(self, tokens: Sequence[int], finish_reason: FinishReason, stop: Stop | None) -> str:
-        """Without the end token, and without what the last token holds beyond a stop string."""
-        kept = tokens[:-1] if finish_reason == "end_token" else tokens
-        text = str(self.tokenizer.decode(list(kept)))
-        return text if stop is None else text[: len(text) - stop.beyond]
 
 
 def require_float64(device: torch.device) -> None:

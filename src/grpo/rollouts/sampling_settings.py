@@ -31,6 +31,8 @@ class SamplingSettings:
         tools: what a completion may call; null for nothing.
         stop_strings: a completion ends with the token that completes one of these texts; what the policy drew is
             looked at, not the prompt and not what a tool put in.
+        shared_prompt: keep a prompt's keys and values once for all completions of the group, where the model's
+            attention allows it; else each completion has a copy. The same to rounding.
     """
 
     temperature: float = 1.0
@@ -41,6 +43,7 @@ class SamplingSettings:
     min_p: float = 0.0
     tools: ToolSettings | None = None
     stop_strings: tuple[str, ...] = ()
+    shared_prompt: bool = True
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not LOWEST_TEMPERATURE <= self.temperature < float("inf"):
