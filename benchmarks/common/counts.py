@@ -1,7 +1,8 @@
 """Floating-point operations and bytes of a round, counted from the model's shape and the lengths.
 
 Only what no implementation can leave out is counted: matrix products and attention over real tokens, each prompt once a
-group, the weights read once a pass, the keys and values read once a step, the optimiser's state. Activations that
+group, the weights read once a pass, the keys and values read once a step (a prompt's once for its group), the
+optimiser's state. Activations that
 travel through memory are not, nor norms, softmax and the drawing itself; the bound is a lower bound.
 """
 
@@ -97,9 +98,11 @@ def sampling_passes(
     weights = FLOAT * (shape.block_weights + shape.head_weights)
     passes = [Pass(flops, weights + shape.cache_bytes(sum(once)))]
     for step in range(1, max(completions)):
-        seen = [prompt + step for prompt, length in zip(prompts, completions, strict=True) if length > step]
-        flops = 2 * (shape.block_weights + shape.head_weights) * len(seen) + shape.attention_flops(sum(seen))
-        passes.append(Pass(flops, weights + shape.cache_bytes(sum(seen))))
+        going = [i for i, length in enumerate(completions) if length > step]
+        pairs = sum(prompts[i] + step for i in going)
+        read = sum({groups[i]: prompts[i] for i in going}.values()) + step * len(going)
+        flops = 2 * (shape.block_weights + shape.head_weights) * len(going) + shape.attention_flops(pairs)
+        passes.append(Pass(flops, weights + shape.cache_bytes(read)))
     return passes
 
 

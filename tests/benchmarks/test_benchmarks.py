@@ -59,6 +59,13 @@ def test_a_groups_prompt_is_counted_once() -> None:
     assert first[0] == first[1]
 
 
+def test_a_step_reads_a_groups_prompt_once_and_each_rows_own_tokens() -> None:
+    shape = Shape.of(CONFIG)
+    one, four = (sampling_passes(shape, [0] * n, [50] * n, [2] * n)[1] for n in (1, 4))
+    assert four.bytes - one.bytes == shape.cache_bytes(3)
+    assert four.flops == 4 * one.flops
+
+
 def test_sampling_has_a_pass_for_each_step_of_the_longest_row() -> None:
     passes = sampling_passes(Shape.of(CONFIG), [0, 0], [5, 5], [2, 4])
     assert len(passes) == 4

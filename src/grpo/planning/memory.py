@@ -152,22 +152,18 @@ def _step(shape: Shape, workload: Workload) -> int:
 
 
 def _cache(shape: Shape, workload: Workload) -> int:
-    """Keys and values of every position of the rows side by side."""
+    """Keys and values: of each row's own tokens, and of each prompt once."""
     rows = workload.groups_side_by_side * workload.group_size
-    return rows * workload.cache_columns * shape.cache_width * shape.layers * _cached_bytes(workload) // 2
-
-
-def _cached_bytes(workload: Workload) -> int:
-    """Of a key and a value together: autocast leaves keys in float32, values not."""
-    return workload.compute_bytes + workload.weight_bytes
+    positions = rows * workload.own_columns + workload.prompts_kept * workload.prompt_tokens
+    return positions * shape.cache_width * shape.layers * workload.compute_bytes
 
 
 def _drawing(shape: Shape, workload: Workload) -> int:
-    """The last token's pass and draw, beside a copy of one layer's keys; or the prompts' pass with its own cache."""
+    """The last token's pass and draw; or the prompts' pass with a cache of its own, its keys as autocast leaves them."""
     last, prompts = sampling_bytes(shape, workload)
     tokens = workload.groups_side_by_side * workload.prompt_tokens
-    own = tokens * shape.cache_width * shape.layers * _cached_bytes(workload) // 2
-    return max(last + _cache(shape, workload) // (2 * shape.layers), prompts + own)
+    key_and_value = workload.compute_bytes + workload.weight_bytes
+    return max(last, prompts + tokens * shape.cache_width * shape.layers * key_and_value // 2)
 
 
 def _logits(shape: Shape, workload: Workload) -> int:

@@ -163,8 +163,8 @@ def _token_steps(shape: Shape, workload: Workload, machine: Machine, assumed: As
     turns = -(-workload.groups // workload.groups_side_by_side)
     steps = turns * workload.max_new_tokens
     rows = workload.groups_side_by_side * workload.group_size
-    positions = workload.prompt_tokens + workload.max_new_tokens / 2
-    cache = rows * positions * shape.cache_width * shape.layers * workload.compute_bytes
+    positions = rows * workload.max_new_tokens / 2 + workload.groups_side_by_side * workload.prompt_tokens
+    cache = positions * shape.cache_width * shape.layers * workload.compute_bytes
     weights = (shape.matrix_parameters + shape.output_parameters) * workload.weight_bytes
     reading = steps * (weights + cache) / (assumed.memory * machine.bandwidth)
     return reading, steps * shape.layers * assumed.launch_seconds

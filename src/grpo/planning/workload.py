@@ -140,11 +140,19 @@ class Workload:
         return max(1, min(self.max_rows // self.group_size, self.groups))
 
     @property
-    def cache_columns(self) -> int:
-        """Positions that each row's cache has room for: a quarter more where prompts wait for rows to end."""
-        longest = self.prompt_tokens + self.max_new_tokens
-        waits = self.groups > self.groups_side_by_side
-        return longest + (1 + int(SLACK * longest) if waits else 0)
+    def prompts_wait(self) -> bool:
+        """Whether some find no room at first."""
+        return self.groups > self.groups_side_by_side
+
+    @property
+    def own_columns(self) -> int:
+        """Tokens of its own that a row has room for: a quarter more where prompts wait for rows to end."""
+        return self.max_new_tokens + (1 + int(SLACK * self.max_new_tokens) if self.prompts_wait else 0)
+
+    @property
+    def prompts_kept(self) -> int:
+        """Prompts that there is room for: twice those side by side where single completions outlast their groups."""
+        return self.groups_side_by_side * (2 if self.prompts_wait else 1)
 
     @property
     def compute_bytes(self) -> int:
