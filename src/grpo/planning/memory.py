@@ -159,7 +159,7 @@ def _cache(shape: Shape, workload: Workload) -> int:
 
 
 def _drawing(shape: Shape, workload: Workload) -> int:
-    """The last token's pass and draw; or the prompts' pass with a cache of its own, its keys as autocast leaves them."""
+    """The last token's pass and draw; or the prompts' pass with a cache of its own, keys as autocast leaves them."""
     last, prompts = sampling_bytes(shape, workload)
     tokens = workload.groups_side_by_side * workload.prompt_tokens
     key_and_value = workload.compute_bytes + workload.weight_bytes
