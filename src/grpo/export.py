@@ -2,12 +2,14 @@
 
 ``grpo export --checkpoint runs/ID/checkpoints/update-12.ckpt --policy build/policy --output build/exported`` takes the
 weights from the state, sharded or not, and everything else (tokenizer, template, end tokens) from the policy folder
-that the training began with. A finished run needs none of this: what it publishes is such a folder already.
+that the training began with. An adapter of the state is added to the folder's weights. A finished run needs none of
+this: what it publishes is such a folder already.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor
 
-from grpo.rollouts.policies import load_policy, save_policy
+from grpo.rollouts.adapter_files import AdapterSettings
+from grpo.rollouts.adapters import merge, weights_of_state
+from grpo.rollouts.policies import LoadedPolicy, load_policy, save_policy
 from grpo.rollouts.policy_files import require_policy_files, require_replaceable
 from grpo.run_identity import policy_digest
 
@@ -56,9 +60,19 @@ def export(settings: ExportSettings) -> None:
     require_policy_files(settings.policy)
     require_replaceable(settings.output, "output")
     weights = policy_weights(settings.checkpoint)
+    adapter = adapter_form(settings.checkpoint)
+    base = policy_digest(settings.policy)
+    if adapter is not None and adapter["base_policy_sha256"] != base:
+        raise ExportError(
+            f"checkpoint {settings.checkpoint} holds an adapter that was trained beside another policy than "
+            f"{settings.policy}: name the policy that the training began with"
+        )
     loaded = load_policy(settings.policy)
-    _fill(loaded.model, weights, settings)
-    provenance = {"exported_from": settings.checkpoint.name, "base_policy_sha256": policy_digest(settings.policy)}
+    if adapter is None:
+        _fill(loaded.model, weights, settings)
+    else:
+        loaded = _with_adapter(loaded, weights, adapter, settings)
+    provenance = {"exported_from": settings.checkpoint.name, "base_policy_sha256": base}
     save_policy(settings.output, loaded, provenance)
     print(f"grpo export: {settings.output} holds the policy of {settings.checkpoint}")
 
@@ -80,6 +94,15 @@ def policy_weights(checkpoint: Path) -> dict[str, Tensor]:
     if not named:
         raise ExportError(f"checkpoint is {checkpoint}, which holds no policy: it is of another kind of training")
     return named
+
+
+def adapter_form(checkpoint: Path) -> dict[str, Any] | None:
+    """What the state says of the adapter that it holds; None where all weights were trained."""
+    # DeepSpeed writes what is no weight into a file for each process, the same into all of them.
+    file = min(checkpoint.rglob("*model_states.pt")) if checkpoint.is_dir() else checkpoint
+    saved: dict[str, Any] = torch.load(file, map_location="cpu", mmap=True, weights_only=not checkpoint.is_dir())
+    found: dict[str, Any] | None = saved.get("adapter")
+    return found
 
 
 def _whole_state(file: Path) -> dict[str, Tensor]:
@@ -107,3 +130,16 @@ def _fill(model: torch.nn.Module, weights: dict[str, Tensor], settings: ExportSe
             f"checkpoint {settings.checkpoint} is not of the model in {settings.policy}: "
             f"missing {lacking[:3]}, not of this model {unexpected[:3]}; name the policy that the training began with"
         )
+
+
+def _with_adapter(
+    policy: LoadedPolicy, weights: Mapping[str, Tensor], form: Mapping[str, Any], settings: ExportSettings
+) -> LoadedPolicy:
+    """The policy that the training began with, and the state's adapter in its weights."""
+    adapter = replace(weights_of_state(weights, AdapterSettings.of_form(form)), base=settings.policy)
+    try:
+        merge(adapter, policy.model)
+    except ValueError as error:
+        message = f"checkpoint {settings.checkpoint} is not of the model in {settings.policy}: {error}"
+        raise ExportError(message) from error
+    return replace(policy, adapter=adapter)

@@ -88,7 +88,8 @@ class SamplingPolicy:
     """What drew the tokens: weights, settings and engine together.
 
     ``weights_version`` counts the optimiser steps behind the weights; ``settings`` and ``tools`` (names
-    and versions) are JSON with sorted keys, so that equal ones are equal text.
+    and versions) are JSON with sorted keys, so that equal ones are equal text. ``engine`` is ``transformers`` for
+    this project's own sampler.
     """
 
     weights_version: int = 0
@@ -116,7 +117,8 @@ class Rollout:
     stop string ended the completion it is the last thing in the text.
     ``logprobs`` are those of the drawn tokens under the full softmax at the sampling temperature, and
     ``sampling_logprobs`` those under the distribution they were drawn from, where top-p, top-k or min-p
-    cut it; both hold 0 at tokens that were not drawn.
+    cut it; both hold 0 at tokens that were not drawn. ``logprobs`` are NaN where an engine drew from a cut
+    distribution and does not tell the full one.
     """
 
     key: RolloutKey

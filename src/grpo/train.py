@@ -9,11 +9,13 @@ import sys
 import warnings
 from argparse import ArgumentError
 from contextlib import nullcontext, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+import yaml
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -37,10 +39,12 @@ from grpo.training.checkpoints import (
     StreamingCheckpointIO,
     newest_checkpoint,
     publish,
+    require_processes,
     require_publishable,
 )
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.named_code import named_code
+from grpo.training.processes import EndsTogether, others_needed, wait_at_most
 from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.rollout_log import RolloutLog
 from grpo.training.run_folder import only_trainer, rounds_without_update
@@ -75,6 +79,12 @@ class TrainCLI(LightningCLI):
         parser.add_argument("--output", type=Path, default=Path("build/train"), help="the stage's output folder")
         parser.add_argument("--runs", type=Path, default=Path("runs"), help="resumable state, a folder a run")
         parser.add_argument("--checkpoint_every_n_updates", type=int, default=4, help="updates between saves, at least")
+        parser.add_argument(
+            "--longest_wait_minutes",
+            type=float,
+            default=30.0,
+            help="how long a process waits for the others, which may still sample or reward, before the run ends",
+        )
         parser.add_argument("--wandb", type=WandbSettings, default=WandbSettings())
         parser.set_defaults({"trainer.max_epochs": 1, "trainer.num_sanity_val_steps": 0})
         parser.link_arguments("seed_everything", "model.seed")
@@ -82,6 +92,7 @@ class TrainCLI(LightningCLI):
         parser.link_arguments("data.policy", "model.policy")
         parser.link_arguments("model.round.group_unit", "data.group_unit")
         parser.link_arguments("model.round.group_size", "data.group_size")
+        parser.link_arguments("model.round.split_groups", "data.split_groups")
         parser.link_arguments("model.sampling.max_new_tokens", "data.max_new_tokens")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -105,7 +116,13 @@ class TrainCLI(LightningCLI):
             "named_code": named_code(resolved, [SOURCE / name for name in TRAINING_CODE]),
             "versions": versions(),
         }
-        self.run_id = fingerprint(self.identity)
+        if config.model.adapter is not None:
+            start = config.model.adapter.start
+            self.identity["adapter"] = {
+                "start": None if start is None else folder_digest(Path(start)),
+                "peft": version("peft"),
+            }
+        self.run_id = fingerprint(self.identity | {"config": _of_any_size(resolved)})
         # By these an evaluation is told to be of this run's policies and problems.
         self.evaluable = {
             "base_policy_sha256": policy_digest(Path(config.data.policy)),
@@ -114,18 +131,31 @@ class TrainCLI(LightningCLI):
         self.run_folder = Path(config.runs) / self.run_id
         callbacks = [
             *(self.config_init.trainer.callbacks or []),
+            EndsTogether(),
             RoundCheckpoint(self.run_folder / CHECKPOINTS, config.checkpoint_every_n_updates),
         ]
         loggers = run_loggers(self.run_folder, self.run_id, self.config_init.wandb)
         plugins = [*(self.config_init.trainer.plugins or []), StreamingCheckpointIO()]
-        return super().instantiate_trainer(
+        trainer: L.Trainer = super().instantiate_trainer(
             default_root_dir=self.run_folder, callbacks=callbacks, logger=loggers, plugins=plugins, **kwargs
         )
+        wait_at_most(trainer, config.longest_wait_minutes)
+        return trainer
 
     def provenance(self) -> dict[str, Any]:
         """What the trained policy was made from: no times and no paths, so that equal runs say the same."""
         machine = {"code_revision": code_revision(), "threads": torch.get_num_threads()}
         return self.identity | self.evaluable | {"run_id": self.run_id} | machine
+
+
+def _of_any_size(resolved: str) -> dict[str, Any]:
+    """The configuration without how many processes it runs in: rounds are dealt out over them, and a run may go on
+    with another number.
+    """
+    config: dict[str, Any] = yaml.safe_load(resolved)
+    del config["longest_wait_minutes"]
+    sizes = ("devices", "num_nodes")
+    return config | {"trainer": {key: value for key, value in config["trainer"].items() if key not in sizes}}
 
 
 def _in_one_line(error: ArgumentError) -> str:
@@ -194,6 +224,7 @@ def _train(cli: TrainCLI) -> None:
     if checkpoint is None:
         shutil.rmtree(run / RECORD, ignore_errors=True)
     else:
+        require_processes(checkpoint, cli.trainer.num_devices * cli.trainer.num_nodes)
         print(f"grpo train: going on from {checkpoint}")
     cli.model.rollout_log = RolloutLog(
         run / RECORD, cli.run_id, cli.trainer.global_rank, cli.model.components, cli.model.round.group_unit
@@ -201,7 +232,7 @@ def _train(cli: TrainCLI) -> None:
     # Deterministic mode fills new tensors before they are written: a pass over memory that nothing reads.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # Lightning leaves by a SystemExit of status 0 then, which a scheduler would take for the end of the work.
-    with suppress(SIGTERMException):
+    with suppress(SIGTERMException), others_needed(cli.config.longest_wait_minutes):
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
     if cli.model.ledger["rounds"] < cli.config.data.rounds:
         raise UnfinishedRun(
@@ -212,7 +243,7 @@ def _train(cli: TrainCLI) -> None:
 
 def _publish(cli: TrainCLI) -> None:
     ledger = dict(sorted(cli.model.ledger.items()))
-    publish(Path(cli.config.output), cli.run_folder, cli.model.loaded, cli.provenance(), ledger)
+    publish(Path(cli.config.output), cli.run_folder, cli.model.trained_policy(), cli.provenance(), ledger)
     idle = rounds_without_update(cli.run_folder)
     if idle:
         print(

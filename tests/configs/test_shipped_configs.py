@@ -31,8 +31,8 @@ METHODS = {
 }
 
 
-def _two_processes(**strategy: object) -> list[str]:
-    sharded = {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy", "init_args": strategy}
+def _two_processes(strategy: str, **settings: object) -> list[str]:
+    sharded = {"class_path": f"grpo.training.strategies.{strategy}", "init_args": settings}
     return [
         "--trainer.accelerator=cpu",
         "--trainer.devices=2",
@@ -41,10 +41,12 @@ def _two_processes(**strategy: object) -> list[str]:
     ]
 
 
+ON_CPU = "CPUDeepSpeedStrategy"
 TWO_PROCESSES = {
-    "eight_gpu_zero2": _two_processes(stage=2),
-    "eight_gpu_zero3": _two_processes(stage=3),
-    "eight_gpu_zero3_offload": _two_processes(stage=3, offload_optimizer=True, offload_parameters=True),
+    "eight_gpu_fsdp": _two_processes("FullyShardedStrategy"),
+    "eight_gpu_zero2": _two_processes(ON_CPU, stage=2),
+    "eight_gpu_zero3": _two_processes(ON_CPU, stage=3),
+    "eight_gpu_zero3_offload": _two_processes(ON_CPU, stage=3, offload_optimizer=True, offload_parameters=True),
 }
 
 

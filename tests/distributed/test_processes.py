@@ -3,85 +3,17 @@
 from __future__ import annotations
 
 import csv
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fixtures_policy import train_config, write_config
-from torch import Tensor
+from fixtures_processes import OFFLOADED_2, STRATEGIES, assert_same_weights, rollouts, train, weights
 
 from grpo.export import ExportSettings, export
 from grpo.rollouts.policies import load_policy
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
-
-TESTS = Path(__file__).resolve().parents[1]
-SECONDS = 400
-STRATEGIES: dict[str, Any] = {
-    "ddp": "ddp",
-    "deepspeed_1": {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy", "init_args": {"stage": 1}},
-    "deepspeed_2": {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy"},
-    "deepspeed_3": {"class_path": "grpo.training.strategies.CPUDeepSpeedStrategy", "init_args": {"stage": 3}},
-    "deepspeed_3_offload": {
-        "class_path": "grpo.training.strategies.CPUDeepSpeedStrategy",
-        "init_args": {"stage": 3, "offload_optimizer": True, "offload_parameters": True},
-    },
-}
-
-
-def train(
-    folder: Path,
-    strategy: Any,
-    processes: int,
-    model: dict[str, Any] | None = None,
-    fails: bool = False,
-    callbacks: Sequence[Any] = (),
-) -> str:
-    """The train stage as a command, as a user runs it; gives what it printed."""
-    folder.mkdir(exist_ok=True)
-    config = train_config(folder, rounds=2, groups_per_round=4, validation_problems=2)
-    config["checkpoint_every_n_updates"] = 1
-    config["model"]["loss"] = {"reduction": "token_mean"}
-    for section, values in (model or {}).items():
-        config["model"][section] |= values
-    keeps = {"class_path": "fixtures_policy.KeepsState", "init_args": {"to": str(folder / "kept")}}
-    config["trainer"] |= {"devices": processes, "strategy": strategy, "callbacks": [keeps, *callbacks]}
-    command = [sys.executable, "-m", "grpo", "train", "--config", write_config(folder / "train.yaml", config)]
-    paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
-    environment = os.environ | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    output, code = run(command, environment)
-    assert (code != 0) is fails, output[-3000:]
-    return output
-
-
-def run(command: list[str], environment: dict[str, str]) -> tuple[str, int]:
-    """What a command printed, and its exit status; no process of it outlives the time limit."""
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=SECONDS)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    return output, process.returncode
-
-
-def weights(output: Path) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in load_policy(output / "policy").model.parameters()])
-
-
-def rollouts(output: Path) -> dict[str, dict[str, Any]]:
-    files = sorted((output / "record" / "rollouts").iterdir())
-    return {row["rollout_id"]: row for path in files for row in pq.read_table(path).to_pylist()}
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +31,6 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return folder / "output"
 
 
-def assert_same_weights(output: Path, expected: Path) -> None:
-    """Adam's first steps divide a gradient by its own size: where it is all rounding, the steps may differ."""
-    distance = (weights(output) - weights(expected)).abs()
-    moved = (weights(expected) - weights(expected.parent)).abs()
-    assert distance.mean() < 1e-3 * moved.mean()
-    assert distance.max() < 1e-4
-
-
 def test_two_processes_make_the_updates_of_one(one: Path, two: Path) -> None:
     alone, together = rollouts(one), rollouts(two)
     assert together.keys() == alone.keys()
@@ -115,18 +39,20 @@ def test_two_processes_make_the_updates_of_one(one: Path, two: Path) -> None:
     assert_same_weights(two, one)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_process_with_less_to_update_changes_no_number(tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "checkpointed"), [*((name, False) for name in STRATEGIES | OFFLOADED_2), ("deepspeed_3", True)]
+)
+def test_a_process_with_less_to_update_changes_no_number(tmp_path: Path, strategy: str, checkpointed: bool) -> None:
     """A micro-batch a row, and rows that were cut off are masked: one process then has fewer micro-batches."""
     changes = {
         "loss": {"mask_truncated": True},
-        "optimizer": {"micro_batch_rows": 1},
+        "optimizer": {"micro_batch_rows": 1, "gradient_checkpointing": checkpointed},
         "sampling": {"max_new_tokens": 12},
     }
     outputs = {}
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        train(folder, STRATEGIES[strategy] if processes == 2 else "auto", processes, changes)
+        train(folder, (STRATEGIES | OFFLOADED_2)[strategy] if processes == 2 else "auto", processes, changes)
         outputs[processes] = folder / "output"
     tables = [pq.read_table(path).to_pylist() for path in sorted((outputs[2] / "record" / "updates").iterdir())]
     work = [sum(row["loss_tokens"] > 0 for row in rows) for rows in tables]

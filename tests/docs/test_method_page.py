@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grpo.rollouts.adapter_files import AdapterSettings
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import SamplingSettings
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings
@@ -24,6 +25,7 @@ SECTIONS = {
     "advantages": AdvantageSettings,
     "loss": LossSettings,
     "optimizer": OptimizerSettings,
+    "adapter": AdapterSettings,
 }
 # | choice | `model.section.field` | `default` | ...
 ROWS = re.findall(r"^\|[^|]+\| `model\.(\w+)\.(\w+)` \| `([^`|]*)` \|", PAGE, flags=re.MULTILINE)

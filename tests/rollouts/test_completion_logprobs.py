@@ -244,7 +244,7 @@ class OddHead(LlamaForCausalLM):
 def test_a_head_that_cannot_be_seen_is_fallen_back_from_and_said() -> None:
     torch.manual_seed(0)
     model = OddHead(random_llama(spread=0.3).config).train()
-    with pytest.warns(UserWarning, match="OddHead makes its logits in a way that is not known here"):
+    with pytest.warns(UserWarning, match="OddHead makes its logits in an unknown way"):
         logprobs, _, mask = shared(model)
     for i, (expected, _) in enumerate(plain(model)):
         torch.testing.assert_close(logprobs[i][mask[i]], expected, atol=1e-5, rtol=1e-5)

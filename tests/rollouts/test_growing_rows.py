@@ -13,7 +13,7 @@ from fixtures_sampling import KEYS, MANY, MANY_KEYS, PROMPTS, SOME_ENDS, drawn, 
 from grpo.records import PromptGroup
 from grpo.rollouts import drawing, growing_rows
 from grpo.rollouts.growing_rows import PADDING_TOKENS, GrowingRows, WaitingGroups, passes
-from grpo.rollouts.prompt_sharing import can_share_prompts
+from grpo.rollouts.sharing_trial import can_share_prompts
 
 
 def groups_of(*lengths: int) -> list[PromptGroup]:
@@ -161,7 +161,7 @@ def test_waiting_groups_keep_the_batch_full(monkeypatch: pytest.MonkeyPatch) -> 
     expected = sampler(model, SOME_ENDS, max_new_tokens=40, max_rows=16).sample(groups, keys, 2)
     joined = len(steps)
     take = WaitingGroups.take
-    monkeypatch.setattr(WaitingGroups, "take", lambda self, growing: [] if growing else take(self, growing))
+    monkeypatch.setattr(WaitingGroups, "take", lambda self, growing, _: [] if growing else take(self, 0))
     steps.clear()
     got = sampler(model, SOME_ENDS, max_new_tokens=40, max_rows=16).sample(groups, keys, 2)
     assert drawn(got) == drawn(expected)
@@ -176,3 +176,19 @@ def test_the_room_is_zeros_at_first() -> None:
     with torch.no_grad():
         growing.admit([PROMPTS[2]], [[4, 5]])
     assert not growing.cache.layers[0].keys[2:].any()
+
+
+@pytest.mark.parametrize("rows", [1000, 6])
+@pytest.mark.parametrize("shared", [True, False])
+def test_some_members_of_a_group_are_drawn_as_they_are_among_all(shared: bool, rows: int) -> None:
+    """Uneven numbers of each group, beside groups that wait."""
+    settings: dict[str, Any] = {"max_new_tokens": 16, "shared_prompt": shared}
+    expected = sampler(random_llama(), SOME_ENDS, **settings).sample(MANY, MANY_KEYS, 5)
+    members = [[i % 5, 4][: 1 + i % 2] if i % 5 < 4 else range(5) for i in range(len(MANY))]
+    got = sampler(random_llama(), SOME_ENDS, max_rows=rows, **settings).sample(MANY, MANY_KEYS, 5, 0, members)
+    assert len({len(own) for own in members}) == 3
+    for whole, own, part in zip(expected, members, got, strict=True):
+        assert [r.key for r in part] == [whole[member].key for member in own]
+        assert [r.tokens for r in part] == [whole[member].tokens for member in own]
+        for rollout, member in zip(part, own, strict=True):
+            assert rollout.logprobs == pytest.approx(whole[member].logprobs, abs=1e-5)

@@ -34,6 +34,9 @@ from transformers import (
 from grpo.rollouts.growing_rows import GrowingRows
 from grpo.rollouts.sampling import require_float64
 
+# Its scores are capped, so that prompts are copied, which is said.
+pytestmark = pytest.mark.filterwarnings("ignore:Gemma2ForCausalLM has the attention")
+
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_tokens_are_those_of_generate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,16 +107,15 @@ def test_a_model_in_half_precision_is_sampled_as_it_scores(name: str) -> None:
     assert any(value != float(torch.tensor(value).bfloat16()) for value in rollouts[0].logprobs)  # finer than bfloat16
 
 
-@pytest.mark.parametrize(("shared_prompt", "share"), [(False, 0.3), (True, 0.7)])
-def test_under_autocast_sampling_and_scoring_see_one_precision(shared_prompt: bool, share: float) -> None:
-    """The same attention gives nearly the same; two ways through it differ by the rounding of its outputs."""
+@pytest.mark.parametrize("shared_prompt", [True, False])
+def test_under_autocast_sampling_and_scoring_see_one_precision(shared_prompt: bool) -> None:
     model = random_llama(spread=0.3)
     with torch.autocast("cpu", torch.bfloat16):
         rollouts = flat(sampler(model, max_new_tokens=8, shared_prompt=shared_prompt).sample(MANY, MANY_KEYS, 4))
         inside = torch.cat([full_logprobs(model, rollout) for rollout in rollouts])
     outside = torch.cat([full_logprobs(model, rollout) for rollout in rollouts])
     recorded = torch.tensor([value for rollout in rollouts for value in rollout.logprobs])
-    assert (recorded - inside).abs().mean() < share * (recorded - outside).abs().mean()
+    assert (recorded - inside).abs().mean() < (recorded - outside).abs().mean() / 2
 
 
 def test_training_after_sampling_under_autocast_reaches_every_weight() -> None:

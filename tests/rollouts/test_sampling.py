@@ -10,8 +10,8 @@ from fixtures_sampling import DIGITS, END, KEYS, PROMPTS, SOME_ENDS, drawn, full
 
 from grpo.records import PromptGroup
 from grpo.rollouts.draws import keyed_uniforms
-from grpo.rollouts.prompt_sharing import can_share_prompts
 from grpo.rollouts.sampling import Sampler, SamplingSettings
+from grpo.rollouts.sharing_trial import can_share_prompts
 
 
 @pytest.mark.parametrize("rows", [1, 5, 9, 128])

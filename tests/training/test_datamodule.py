@@ -68,10 +68,58 @@ def test_processes_share_whole_groups_without_overlap(folders: dict[str, Path]) 
     assert sorted(validation[0] + validation[1]) == ["v00", "v01", "v02"]
 
 
-@pytest.mark.parametrize(("groups", "remedy"), [(7, "make it 6 or 9"), (2, "make it 3")])
+@pytest.mark.parametrize(("groups", "remedy"), [(7, "make it 6 or 9, or set"), (2, "make it 3, or set")])
 def test_groups_that_cannot_be_shared_evenly_are_an_error(folders: dict[str, Path], groups: int, remedy: str) -> None:
     with pytest.raises(ValueError, match=rf"data\.groups_per_round is {groups}, .* 3 processes .*: {remedy}"):
         datamodule(folders, 0, 3, groups_per_round=groups)
+
+
+def test_an_error_says_how_fewer_groups_than_processes_can_be_shared(folders: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=r"or set model\.round\.split_groups to true, and they share"):
+        datamodule(folders, 0, 2, groups_per_round=1)
+
+
+@pytest.mark.parametrize(("groups", "size", "processes"), [(2, 8, 2), (2, 8, 3), (1, 2, 4), (3, 6, 4), (1, 4, 1)])
+def test_processes_that_split_groups_share_every_completion_once(
+    folders: dict[str, Path], groups: int, size: int, processes: int
+) -> None:
+    options: dict[str, Any] = {"groups_per_round": groups, "group_size": size}
+    parts = [datamodule(folders, r, processes, split_groups=True, **options).train_rounds for r in range(processes)]
+    for i, whole in enumerate(datamodule(folders, **options).train_rounds):
+        counts = []
+        for part in parts:
+            assert part[i].groups == whole.groups
+            assert part[i].split
+            assert not whole.split
+            counts.append(sum(map(len, part[i].members or ())))
+        assert sum(counts) == groups * size
+        assert max(counts) - min(counts) <= 1
+        for place in range(groups):
+            assert sorted(m for part in parts for m in (part[i].members or ())[place]) == list(range(size))
+
+
+def test_processes_that_split_groups_share_their_variants(folders: dict[str, Path]) -> None:
+    options: dict[str, Any] = {"groups_per_round": 2, "group_size": 12, "split_groups": True}
+    parts = [over_variants(folders, rank, 3, **options).train_rounds[0] for rank in range(3)]
+    for part in parts:
+        assert part.variants == 3
+        assert sum(map(len, part.members or ())) == 8
+    for place in range(6):
+        assert sorted(m for part in parts for m in (part.members or ())[place]) == [0, 1, 2, 3]
+    [second] = [part.only([1]) for part in parts[:1]]
+    assert second.groups == parts[0].groups[3:]
+    assert second.members == (parts[0].members or ())[3:]
+
+
+def test_groups_of_no_known_size_cannot_be_split(folders: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=r"data\.split_groups is true, but data\.group_size is not given"):
+        datamodule(folders, split_groups=True)
+
+
+def test_a_validation_is_shared_in_whole_groups_where_others_are_split(folders: dict[str, Path]) -> None:
+    rounds = [next(iter(datamodule(folders, r, 2, split_groups=True, group_size=4).val_dataloader())) for r in (0, 1)]
+    assert [len(round_.groups) for round_ in rounds] == [2, 1]
+    assert not any(round_.split for round_ in rounds)
 
 
 def test_the_loader_goes_on_where_its_state_says(folders: dict[str, Path]) -> None:

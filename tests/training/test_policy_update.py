@@ -115,6 +115,38 @@ def test_processes_together_make_the_update_of_one(reduction: Reduction, monkeyp
     assert not micros[1][1].counted.any()
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_processes_that_split_groups_make_the_update_of_one(
+    reduction: Reduction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows, two and none: a row's divisor is the whole group's, wherever its other rows are."""
+    loss, shares = settings(reduction), [(True, False), (False, True), (False, False)]
+
+    def part(share: tuple[bool, ...]) -> list[MicroBatch]:
+        drawn = [DrawnGroup(tuple(group), GroupVerdict("kept"), share) for group in groups()]
+        return plan_update(update_rows(drawn, advantages(3), loss), groups()[0], loss, PassLimits(rows=2))
+
+    heard: list[list[Any]] = []
+    # A process without rows goes on, since another has some.
+    monkeypatch.setattr(policy_update, "all_processes", lambda v: heard[-1].append(v) or [True if v is False else v])
+    for share in shares:
+        heard.append([])
+        part(share)
+    together: dict[str, list[float]] = {}
+    for share in shares:
+        calls = iter(zip(*heard, strict=True))
+        monkeypatch.setattr(policy_update, "all_processes", lambda _value, calls=calls: list(next(calls)))
+        planned = part(share)
+        assert len(planned) == 2
+        assert sum(len(micro.rollout_ids) for micro in planned) == {shares[0]: 3, shares[1]: 2, shares[2]: 0}[share]
+        together |= weights_by_rollout([micro for micro in planned if micro.rollout_ids])
+    monkeypatch.undo()
+    whole = weights_by_rollout(plan(groups(), reduction, 100))
+    assert together.keys() == whole.keys()
+    for name, weights in whole.items():
+        assert [w / 3 for w in together[name]] == pytest.approx(weights)
+
+
 def test_no_group_makes_no_update() -> None:
     assert plan([], "response_mean", 4) == []
 
@@ -123,11 +155,12 @@ def test_only_groups_that_are_let_in_have_rows() -> None:
     verdicts: list[Verdict] = ["kept_flat", "resampled", "kept"]
     drawn = [DrawnGroup(tuple(g), GroupVerdict(v)) for g, v in zip(groups(), verdicts, strict=True)]
     rows = update_rows(drawn, advantages(3), LossSettings(kl_on_flat_groups=False))
+    first, last = (group[0].rollout.key.rollout_id for group in (groups()[0], groups()[2]))
     assert [(row.group, row.advantage, row.feels_kl) for row in rows] == [
-        (0, 0.0, False),
-        (0, 1.0, False),
-        (2, 4.0, True),
-        (2, 5.0, True),
+        (first, 0.0, False),
+        (first, 1.0, False),
+        (last, 4.0, True),
+        (last, 5.0, True),
     ]
     assert all(row.feels_kl for row in update_rows(drawn, advantages(3), LossSettings()))
 
@@ -162,6 +195,7 @@ def test_what_a_tool_inserted_is_in_no_loss() -> None:
 
 
 def many_rows() -> list[UpdateRow]:
+    """Three a group, of seven groups."""
     chosen = [scored_group([1.0, 0.0, 0.0], name=f"p{i}") for i in range(7)]
     drawn = [DrawnGroup(tuple(group), GroupVerdict("kept")) for group in chosen]
     return update_rows(drawn, torch.arange(21.0).reshape(7, 3), LossSettings())
@@ -174,7 +208,10 @@ def test_minibatches_share_the_rows_out_and_redefine_no_group(split: Any) -> Non
     assert len(parts) == 3
     together = sorted((row for part in parts for row in part), key=lambda row: row.advantage)
     assert together == rows  # each once, with the advantage and the group it had
-    of_group = [{part for part, chosen in enumerate(parts) for row in chosen if row.group == g} for g in range(7)]
+    of_group = [
+        {part for part, chosen in enumerate(parts) for row in chosen if row.group == g} for g in {r.group for r in rows}
+    ]
+    assert len(of_group) == 7
     assert all(len(found) == 1 for found in of_group) is (split == "groups")
     for part in parts:
         assert part == sorted(part, key=lambda row: row.advantage)
@@ -205,14 +242,16 @@ def test_values_by_rollout_come_back_in_any_other_batch() -> None:
         whole.tensor({})
 
 
+@pytest.mark.parametrize("rows_together", [3, 2, 1])
 @pytest.mark.parametrize("split", ["groups", "rows"])
 def test_minibatches_are_the_same_however_many_processes_share_the_rows(
-    split: Any, monkeypatch: pytest.MonkeyPatch
+    split: Any, rows_together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whole groups, and groups whose rows lie in two processes, a first row with either."""
     rows = many_rows()
     settings = RoundSettings(minibatches=3, minibatch_split=split)
     whole = [{row.rollout_id for row in part} for part in split_minibatches(rows, settings, "1/0/0")]
-    shares = [[row for row in rows if row.group % 2 == rank] for rank in (0, 1)]
+    shares = [[row for i, row in enumerate(rows) if i // rows_together % 2 == rank] for rank in (0, 1)]
     heard: list[list[str]] = []
     monkeypatch.setattr(policy_update, "all_processes", lambda names: heard.append(names) or [names])
     for share in shares:
@@ -245,7 +284,7 @@ def test_rows_without_a_gradient_are_in_the_denominators_and_not_run(
     loss: LossSettings, feels: bool, run: list[int]
 ) -> None:
     members = [member for group in (groups()[0], groups()[2]) for member in group]
-    rows = [UpdateRow(m, [0.0, 1.0, 0.0, -1.0][i], i // 2, feels_kl=feels) for i, m in enumerate(members)]
+    rows = [UpdateRow(m, [0.0, 1.0, 0.0, -1.0][i], str(i // 2), feels_kl=feels) for i, m in enumerate(members)]
     micros = plan_update(rows, members, loss, PassLimits())
     expected = {rows[i].rollout_id: [1 / 4 / len(members[i].rollout.tokens)] for i in run}
     got = weights_by_rollout(micros)
@@ -254,7 +293,7 @@ def test_rows_without_a_gradient_are_in_the_denominators_and_not_run(
 
 def test_an_update_of_rows_without_a_gradient_is_none() -> None:
     """Its step would move the weights by the optimiser's momentum alone."""
-    flat = [UpdateRow(member, 0.0, 0) for member in groups()[0]]
+    flat = [UpdateRow(member, 0.0, "a") for member in groups()[0]]
     assert plan_update(flat, groups()[0], LossSettings(kl_beta=0.0), PassLimits()) == []
     assert plan_update(flat, groups()[0], LossSettings(), PassLimits())
 
@@ -271,7 +310,7 @@ def test_without_a_shared_prompt_every_completion_has_its_own() -> None:
 def test_an_idle_batch_says_nothing_of_the_rollout_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has two micro-batches more: what is run beside them must not stand for a real row's numbers."""
     members = groups()[0]
-    rows = [UpdateRow(member, 1.0, 0) for member in members]
+    rows = [UpdateRow(member, 1.0, "a") for member in members]
     real = policy_update.all_processes
     monkeypatch.setattr(policy_update, "all_processes", lambda value: [*real(value), 3] if value == 1 else real(value))
     planned = plan_update(rows, members, LossSettings(reduction="token_mean"), PassLimits())

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from fixtures_policy import TOKENIZER, leaning_policy_folder, problem_folder, train_config, write_config
+from fixtures_policy import TOKENIZER, adapter_folder, leaning_policy_folder, problem_folder, train_config, write_config
 from fixtures_rounds import Call, Row, by_group, read_table, watch
 from lightning.pytorch.loggers import Logger
 from pebble import ProcessPool
@@ -24,6 +24,9 @@ from pebble import ProcessPool
 from grpo import train
 from grpo.rewards import RewardComponent, judging
 from grpo.rollouts import sampling, tool_turns
+from grpo.rollouts.adapter_files import AdapterSettings, read_adapter
+from grpo.rollouts.adapters import REFERENCE, TRAINED, adapter_parameters
+from grpo.rollouts.engine_settings import EngineSettings
 from grpo.rollouts.growing_rows import GrowingRows
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import SamplingSettings
@@ -50,6 +53,7 @@ WATCHED: dict[str, tuple[Any, str]] = {
     "clipped": (torch.nn.utils, "clip_grad_norm_"),
     "drawn": (sampling, "draw_cut_tokens"),
     "uniforms": (sampling, "keyed_uniforms"),
+    "waiting": (train, "wait_at_most"),
     "growing": (GrowingRows, "admit"),
     "caches": (GrowingRows, "__init__"),
     "stops": (sampling, "StopStrings"),
@@ -326,6 +330,33 @@ def entropy_bonus(run: Evidence) -> float:
     return float(run.all("loss", "entropy_bonus"))
 
 
+def adapter_rank(run: Evidence) -> int:
+    return int(one([min(weight.shape) for weight in adapter_parameters(run.module.policy, TRAINED).values()]))
+
+
+def adapter_alpha(run: Evidence) -> float:
+    """From what the layers multiply with."""
+    layers = [m for m in run.module.policy.modules() if hasattr(m, "scaling") and hasattr(m, "lora_A")]
+    return float(one([m.scaling[TRAINED] for m in layers])) * adapter_rank(run)
+
+
+def adapted_layers(run: Evidence) -> list[str]:
+    names = adapter_parameters(run.module.policy, TRAINED)
+    return sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in names})
+
+
+def begun_with(run: Evidence) -> str:
+    """The adapter of the reference, which nothing moves in this run."""
+    folder = run.folder / "an-adapter"
+    theirs = read_adapter(AdapterSettings(rank=3, alpha=5.0, target_modules=("v_proj",), start=folder))
+    assert theirs is not None
+    mine = adapter_parameters(run.module.policy, REFERENCE)
+    for layer, factors in theirs.factors.items():
+        for letter, factor in zip("AB", factors, strict=True):
+            assert torch.equal(mine[f"{layer}.lora_{letter}.{REFERENCE}.weight"], factor)
+    return str(folder)
+
+
 def baseline(run: Evidence) -> Any:
     return one([run.all("advantages", "baseline"), run.all("centred", "baseline")])
 
@@ -383,6 +414,7 @@ REACH: dict[str, Reach] = {
     "checkpoint_every_n_updates": Reach(
         "kept", 7, lambda run: [Path(call["path"]).name for call in run.calls["saved"]], ["update-8.ckpt"]
     ),
+    "longest_wait_minutes": Reach("kept", 12.5, argument("waiting", "minutes")),
     "wandb.mode": Reach("kept", "disabled", wandb_mode),
     "wandb.project": Reach("drawn_again", "of-its-own", wandb("project")),
     "wandb.group": Reach("drawn_again", "together", wandb("group")),
@@ -419,6 +451,7 @@ REACH: dict[str, Reach] = {
     "model.sampling.tools.max_calls": Reach("kept", 1, calls_at_the_limit),
     "model.round.group_size": Reach("kept", 6, lambda run: one([len(group) for group in run.groups])),
     "model.round.group_unit": Reach("kept", "problem_over_variants", unit),
+    "model.round.split_groups": Reach("kept", True, lambda run: run.module.trainer.datamodule.train_rounds[0].split),
     "model.round.flat_groups": Reach("kept", "keep", argument("judged", "flat_groups")),
     "model.round.max_draws": Reach("drawn_again", 2, lambda run: max(r["draw"] for r in run.table("rollouts")) + 1),
     "model.round.at_limit": Reach("drawn_again", "keep", limit_verdict),
@@ -459,6 +492,10 @@ REACH: dict[str, Reach] = {
     "model.optimizer.gradient_checkpointing": Reach(
         "kept", True, lambda run: run.module.policy.is_activation_checkpointing
     ),
+    "model.adapter.rank": Reach("drawn_again", 3, adapter_rank),
+    "model.adapter.alpha": Reach("drawn_again", 5.0, adapter_alpha),
+    "model.adapter.target_modules": Reach("drawn_again", ["v_proj"], adapted_layers),
+    "model.adapter.start": Reach("drawn_again", "{folder}/an-adapter", begun_with),
     "data.policy": Reach("kept", "{folder}/leaning-policy", folder_of_policies),
     "data.problems": Reach("kept", "{folder}/some-problems", folder_of_problems),
     "data.rounds": Reach("kept", 3, lambda run: len({row["round"] for row in run.table("rollouts")})),
@@ -475,8 +512,12 @@ LINKED = {
     "data.seed": "seed_everything",
     "data.group_unit": "model.round.group_unit",
     "data.group_size": "model.round.group_size",
+    "data.split_groups": "model.round.split_groups",
     "data.max_new_tokens": "model.sampling.max_new_tokens",
 }
+
+# What another engine than this project's own sampler reads: tests/rollouts/test_vllm_sampling.py has runs with each.
+OF_ENGINES = {f"model.engine.{each.name}" for each in fields(EngineSettings)}
 
 # What a run needs besides, which is not looked for.
 BESIDES: dict[str, dict[str, Any]] = {
@@ -522,6 +563,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Evidence]:
         folder = tmp_path_factory.mktemp(name)
         leaning_policy_folder(folder / "leaning-policy", "[]c", by=5.0)
         problem_folder(folder / "some-problems")
+        adapter_folder(folder / "an-adapter", AdapterSettings(rank=3, alpha=5.0, target_modules=("v_proj",)))
         config = configured(folder, name)
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("WANDB_MODE", raising=False)
@@ -562,6 +604,8 @@ def test_every_rollout_holds_the_sampling_settings_it_was_drawn_under(runs: dict
 # The table itself
 
 SECTIONS: dict[str, type] = {
+    "model.adapter": AdapterSettings,
+    "model.engine": EngineSettings,
     "model.advantages": AdvantageSettings,
     "model.loss": LossSettings,
     "model.optimizer": OptimizerSettings,
@@ -588,7 +632,7 @@ def defaults() -> dict[str, Any]:
 
 
 def test_the_table_covers_every_setting() -> None:
-    assert set(defaults()) - set(LINKED) <= set(REACH)
+    assert set(defaults()) - set(LINKED) - OF_ENGINES <= set(REACH)
     assert set(LINKED) <= set(defaults())
     assert set(LINKED.values()) <= set(REACH)
 
@@ -603,7 +647,9 @@ def test_the_table_covers_every_key_of_a_resolved_configuration(runs: dict[str, 
                 yield key
 
     found = {key for key in keys(runs["kept"].resolved()) if not key.startswith("trainer.")}
-    assert found - set(LINKED) == set(REACH)
+    # Null in the one run, and set in the other.
+    adapter = set(keys(runs["drawn_again"].resolved()["model"]["adapter"], "model.adapter."))
+    assert found - {"model.adapter"} - set(LINKED) - OF_ENGINES | adapter == set(REACH)
 
 
 def test_no_marker_is_the_default() -> None:
@@ -616,7 +662,12 @@ def test_no_marker_is_the_default() -> None:
 
 def test_the_shipped_configuration_names_every_setting() -> None:
     config = yaml.safe_load((Path(__file__).parents[2] / "configs" / "train.yaml").read_text(encoding="utf-8"))
-    optional = ("model.rewards.", "model.sampling.tools.", "wandb.group")  # a file of its own; null by default
+    optional = (
+        "model.rewards.",
+        "model.sampling.tools.",
+        "model.adapter.",
+        "wandb.group",
+    )  # a file of its own; null by default
     for key in REACH:
         if not key.startswith(optional):
             get(config, key)

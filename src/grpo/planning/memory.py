@@ -118,12 +118,16 @@ def _reference(shape: Shape, workload: Workload) -> int:
 
 
 def _gradients(shape: Shape, workload: Workload) -> int:
-    """Whole until an update's last backward pass where the reduction is coalesced; divided from stage 2 on if not."""
+    """Whole until an update's last backward pass, and at stage 1 a part of their sum; from stage 2 on a part alone.
+
+    Stage 2 holds the part of a pass beside that of the passes before it.
+    """
     whole = shape.trainable(workload.lora_rank) * workload.weight_bytes
     if workload.zero == 0:
         return whole
     part = whole // workload.gpus
-    return whole + part if workload.whole_gradients or workload.zero == 1 else part
+    several = workload.cut(shape.hidden).micro_batches > 1
+    return {1: whole + part, 2: 2 * part if several else part, 3: part}[workload.zero]
 
 
 def _optimizer(shape: Shape, workload: Workload) -> int:
@@ -153,7 +157,7 @@ def _step(shape: Shape, workload: Workload) -> int:
 
 def _cache(shape: Shape, workload: Workload) -> int:
     """Keys and values: of each row's own tokens, and of each prompt once."""
-    rows = workload.groups_side_by_side * workload.group_size
+    rows = workload.groups_side_by_side * workload.members
     positions = rows * workload.own_columns + workload.prompts_kept * workload.prompt_tokens
     return positions * shape.cache_width * shape.layers * workload.compute_bytes
 

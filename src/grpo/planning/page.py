@@ -152,7 +152,7 @@ def _fit(shape: Shape, workload: Workload) -> str:
 
 def _round_table(shapes: Sequence[Shape]) -> str:
     head = [
-        "a round on 8 x h100", "GB sent, DDP", "stages 1 and 2", "stage 3", "stage 3, to and from the host",
+        "a round on 8 x h100", "GB sent, DDP", "stage 1", "stage 2", "stage 3", "stage 3, to and from the host",
         "sampling, TFLOP", "update, TFLOP", "the longest part at stage 2, seconds were it alone",
     ]  # fmt: skip
     return _markdown(head, [_round_row(shape) for shape in shapes])
@@ -160,7 +160,8 @@ def _round_table(shapes: Sequence[Shape]) -> str:
 
 def _round_row(shape: Shape) -> list[str]:
     plans = {stage: plan_traffic(shape, _at(stage), MACHINES["h100"], Assumptions()) for stage in STAGES}
-    sent = [gigabytes(plans[stage].gradients + plans[stage].weights) for stage in ("DDP", "stage 2", "stage 3")]
+    stages = ("DDP", "stage 1", "stage 2", "stage 3")
+    sent = [gigabytes(plans[stage].gradients + plans[stage].weights) for stage in stages]
     two = plans["stage 2"]
     longest = f"{two.bottleneck}, {two.seconds[two.bottleneck]:,.0f}"
     work = [f"{flops / 1e12:,.0f}" for flops in (two.sampling_flops, two.update_flops)]

@@ -108,7 +108,7 @@ def update_bytes(shape: Shape, workload: Workload) -> int:
 
 def sampling_bytes(shape: Shape, workload: Workload) -> tuple[int, int]:
     """Bytes beside weights and caches: of the last token's pass and draw, and of the pass over the prompts."""
-    rows = workload.groups_side_by_side * workload.group_size
+    rows = workload.groups_side_by_side * workload.members
     last = _passes(workload, rows, workload.max_new_tokens)  # beside the prompts, which are not copied
     prompts = _passes(workload, workload.groups_side_by_side, workload.prompt_tokens)
     return _last_token_peak(shape.name, last), _prompts_peak(shape.name, prompts)

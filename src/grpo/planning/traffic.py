@@ -84,14 +84,14 @@ def _share(workload: Workload) -> float:
 
 
 def _gradients(shape: Shape, workload: Workload) -> int:
-    """Of each optimiser step once, or after every backward pass where gradients are not kept whole until the last.
+    """Of each optimiser step once, and from stage 2 on, where no process keeps whole gradients, of every backward pass.
 
     All-reduce under DDP, reduce-scatter and all-gather of the new weights at stages 1 and 2, reduce-scatter alone at
     stage 3.
     """
     numbers = shape.trainable(workload.lora_rank)
-    passes = 1 if workload.whole_gradients or workload.zero == 0 else workload.cut(shape.hidden).micro_batches
-    reduced = {0: 2, 1: passes + 1, 2: passes + 1, 3: passes}[workload.zero]
+    passes = workload.cut(shape.hidden).micro_batches
+    reduced = {0: 2, 1: 2, 2: passes + 1, 3: passes}[workload.zero]
     return int(reduced * numbers * workload.weight_bytes * _share(workload) * _updates(workload))
 
 
@@ -136,7 +136,7 @@ def sampling_flops(shape: Shape, workload: Workload) -> float:
     prompt, new = workload.prompt_tokens, workload.max_new_tokens
     of_prompt = prompt * token_flops(shape, prompt / 2, outputs=False)
     of_completion = new * token_flops(shape, prompt + new / 2)
-    return workload.groups * (of_prompt + workload.group_size * of_completion)
+    return workload.groups * (of_prompt + workload.members * of_completion)
 
 
 def update_flops(shape: Shape, workload: Workload) -> float:
@@ -152,9 +152,9 @@ def _pass_flops(shape: Shape, workload: Workload) -> tuple[float, float]:
     """Forward, of the layers and of the output layer: completions that share a row have scores for all of it."""
     cut = workload.cut(shape.hidden)
     context = cut.tokens if cut.share > 1 else cut.tokens / 2
-    pieces = workload.groups * workload.group_size / cut.share
+    pieces = workload.groups * workload.members / cut.share
     layers = pieces * cut.tokens * token_flops(shape, context, outputs=False)
-    tokens = workload.groups * workload.group_size * workload.max_new_tokens
+    tokens = workload.groups * workload.members * workload.max_new_tokens
     return layers, 2.0 * shape.output_parameters * tokens
 
 
@@ -162,7 +162,7 @@ def _token_steps(shape: Shape, workload: Workload, machine: Machine, assumed: As
     """Seconds to read what every step of sampling reads, and to start its operations."""
     turns = -(-workload.groups // workload.groups_side_by_side)
     steps = turns * workload.max_new_tokens
-    rows = workload.groups_side_by_side * workload.group_size
+    rows = workload.groups_side_by_side * workload.members
     positions = rows * workload.max_new_tokens / 2 + workload.groups_side_by_side * workload.prompt_tokens
     cache = positions * shape.cache_width * shape.layers * workload.compute_bytes
     weights = (shape.matrix_parameters + shape.output_parameters) * workload.weight_bytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grpo.rollouts.collate import PassLimits
-from grpo.rollouts.growing_rows import SLACK
+from grpo.rollouts.growing_rows import MOST_PROMPTS, SLACK
 
 Precision = Literal["32-true", "bf16-mixed"]
 Accelerator = Literal["gpu", "cpu"]
@@ -50,6 +50,7 @@ class Workload:
         lora_rank: of adapters on every linear layer but the output's; None trains all weights.
         group_size: completions of a prompt.
         groups_per_round: prompts of a round, of all processes.
+        split_groups: whether the processes share the completions of every prompt, else they share the prompts.
         prompt_tokens: of a prompt, the longest.
         max_new_tokens: of a completion, the longest.
         micro_batch_rows: completions run forward and backward at a time, at most; None for any number.
@@ -58,8 +59,6 @@ class Workload:
         epochs: passes over a round's completions.
         minibatches: optimiser steps a pass.
         gradient_checkpointing: keep a layer's input alone and run the layer again in the backward pass.
-        whole_gradients: whether an update's gradients stay whole on each GPU until its last backward pass, as
-            DeepSpeed's coalesced reduction has it, which ``grpo train`` uses.
     """
 
     gpus: int = 1
@@ -73,6 +72,7 @@ class Workload:
     lora_rank: int | None = None
     group_size: int = 8
     groups_per_round: int = 16
+    split_groups: bool = False
     prompt_tokens: int = 512
     max_new_tokens: int = 1024
     micro_batch_rows: int | None = 8
@@ -81,7 +81,6 @@ class Workload:
     epochs: int = 1
     minibatches: int = 1
     gradient_checkpointing: bool = False
-    whole_gradients: bool = True
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -99,16 +98,21 @@ class Workload:
             raise PlanError(
                 f"offload_parameters is true with zero {self.zero}: only stage 3 moves weights; set zero to 3"
             )
-        if self.groups_per_round % self.gpus:
+        if self.groups_per_round % self.gpus and not self.split_groups:
             raise PlanError(
                 f"groups_per_round is {self.groups_per_round}, no multiple of gpus = {self.gpus}: every process gets "
-                f"whole groups; give {-(-self.groups_per_round // self.gpus) * self.gpus}"
+                f"whole groups; give {-(-self.groups_per_round // self.gpus) * self.gpus}, or set split_groups to true"
             )
 
     @property
     def groups(self) -> int:
         """Prompts of a round on one process."""
-        return self.groups_per_round // self.gpus
+        return self.groups_per_round if self.split_groups else self.groups_per_round // self.gpus
+
+    @property
+    def members(self) -> int:
+        """Completions of a prompt on one process, at most."""
+        return -(-self.group_size // self.gpus) if self.split_groups else self.group_size
 
     @property
     def groups_in_update(self) -> int:
@@ -124,11 +128,11 @@ class Workload:
         limits = PassLimits(self.micro_batch_rows, self.micro_batch_tokens, width=width)
         read = self.max_new_tokens - 1  # the last token predicts nothing
         share = 1
-        for rows in range(2, self.group_size + 1):
+        for rows in range(2, self.members + 1):
             fits = limits.fits(rows, self.prompt_tokens + rows * read)
             share = rows if fits and rows * read <= limits.siblings(self.prompt_tokens) else share
         tokens = self.prompt_tokens + share * read
-        pieces = self.groups_in_update * -(-self.group_size // share)
+        pieces = self.groups_in_update * -(-self.members // share)
         together = 1
         while together < pieces and limits.fits((together + 1) * share, (together + 1) * tokens):
             together += 1
@@ -137,7 +141,7 @@ class Workload:
     @property
     def groups_side_by_side(self) -> int:
         """Prompts whose completions are sampled at once."""
-        return max(1, min(self.max_rows // self.group_size, self.groups))
+        return max(1, min(self.max_rows // self.members, self.groups))
 
     @property
     def prompts_wait(self) -> bool:
@@ -151,8 +155,8 @@ class Workload:
 
     @property
     def prompts_kept(self) -> int:
-        """Prompts that there is room for: twice those side by side where single completions outlast their groups."""
-        return self.groups_side_by_side * (2 if self.prompts_wait else 1)
+        """Prompts that there is room for: more than those side by side, as single completions outlast their groups."""
+        return min(self.groups, MOST_PROMPTS * self.groups_side_by_side)
 
     @property
     def compute_bytes(self) -> int:

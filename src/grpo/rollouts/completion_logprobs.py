@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from grpo.rollouts.chosen_logprobs import LogitRule, chosen_logprobs
@@ -149,11 +150,9 @@ def traits_of(model: PreTrainedModel) -> ModelTraits:
             traits = ModelTraits(_find_rule(model), _can_pack(model))
         name = type(model).__name__
         if traits.rule is None:
-            warnings.warn(
-                f"{name} makes its logits in a way that is not known here, or its output layer is cut up (ZeRO stage "
-                "3): whole logits are kept in the update, which costs memory",
-                stacklevel=3,
-            )
+            cut = is_cut_up(model)
+            why = "has its output layer cut up (ZeRO stage 3, FSDP2)" if cut else "makes its logits in an unknown way"
+            warnings.warn(f"{name} {why}: whole logits are kept in the update, which costs memory", stacklevel=3)
         if not traits.packs:
             warnings.warn(
                 f"{name} does not keep completions apart that share a pass over their prompt: the prompt runs once for "
@@ -195,7 +194,7 @@ def _find_rule(model: PreTrainedModel) -> LogitRule | None:
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or model.base_model is model:
         return None
-    if hasattr(head.weight, "ds_id"):  # cut up by DeepSpeed, which puts it together for the model's own pass alone
+    if is_cut_up(model):  # and put together for the model's own pass alone
         return None
     prompts, mask, completions, wanted, repeats = _probe(model)
     rows = _one_by_one(prompts, mask, completions, wanted, repeats)
@@ -208,6 +207,11 @@ def _find_rule(model: PreTrainedModel) -> LogitRule | None:
         if alike(rule.apply_(output.clone()), expected):
             return rule
     return None
+
+
+def is_cut_up(model: PreTrainedModel) -> bool:
+    """Whether each process has a part of every weight alone, by FSDP2 or by DeepSpeed."""
+    return isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
 
 
 def _known_rules(model: PreTrainedModel) -> list[LogitRule]:

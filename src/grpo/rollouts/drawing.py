@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -21,12 +22,13 @@ LOOK_EVERY = {"cpu": 1, "cuda": 4}
 
 
 class Drawing:
-    """All rows of a call, ``group_size`` of each group, numbered group by group.
+    """All rows of a call, numbered group by group.
 
     Args:
         growing: no rows yet.
         waiting: all groups.
         groups: the prompts.
+        sizes: rows of each group.
         uniforms: ``[rows, steps]`` in [0, 1), float64.
         draw: from logits and uniform numbers to a step's draws.
         end_token_ids: end a row.
@@ -39,6 +41,7 @@ class Drawing:
         growing: GrowingRows,
         waiting: WaitingGroups,
         groups: Sequence[PromptGroup],
+        sizes: Sequence[int],
         uniforms: np.ndarray,
         draw: Callable[[Tensor, Tensor], Draws],
         end_token_ids: Sequence[int],
@@ -48,6 +51,7 @@ class Drawing:
         cut: bool,
     ) -> None:
         self.growing, self.waiting, self.groups = growing, waiting, groups
+        self.rows_of = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         self.draw, self.stops, self.turns = draw, stops, turns
         self.end_token_ids = end_token_ids
         self.device = growing.model.device
@@ -73,12 +77,11 @@ class Drawing:
                 growing.append(tokens)
 
     def _admit(self) -> None:
-        taken = self.waiting.take(len(self.growing.rows))
+        taken = self.waiting.take(len(self.growing.rows), self.growing.cache.prompts_kept)
         if taken:
-            size = self.waiting.group_size
-            members = [list(range(i * size, (i + 1) * size)) for i in taken]
+            members = [self.rows_of[i] for i in taken]
             self.growing.admit([self.groups[i] for i in taken], members)
-            self.ended = torch.cat([self.ended, self.ended.new_zeros(len(taken) * size)])
+            self.ended = torch.cat([self.ended, self.ended.new_zeros(sum(map(len, members)))])
 
     def _note_ends(self, drawn: Draws) -> Draws:
         """Which rows end with this step, which is put among the draws."""

@@ -77,10 +77,26 @@ def judge_draw(
 
 @dataclass(frozen=True)
 class DrawnGroup:
-    """One draw of a group: its members, scored, and what becomes of them."""
+    """One draw of a group: its members, scored, and what becomes of them.
+
+    Args:
+        members: of the whole group, whichever processes drew them.
+        verdict: on all of them together.
+        here: a bool a member, whether this process drew it, and trains on it and records it; None where it drew all.
+    """
 
     members: tuple[ScoredRollout, ...]
     verdict: GroupVerdict
+    here: tuple[bool, ...] | None = None
+
+    @property
+    def own(self) -> list[int]:
+        """Places of the members that this process drew."""
+        return [i for i in range(len(self.members)) if self.here is None or self.here[i]]
+
+    @property
+    def own_members(self) -> list[ScoredRollout]:
+        return [self.members[i] for i in self.own]
 
 
 def has_failed(draws: Sequence[DrawnGroup]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from grpo.records import Rollout
+from grpo.records import Rollout, RolloutKey
 
 GroupUnit = Literal["problem", "problem_over_variants"]
 
@@ -66,6 +66,20 @@ def group_key(rollout: Rollout) -> GroupKey:
         policy_version=policy.weights_version,
         engine=policy.engine,
     )
+
+
+def member_keys(
+    keys: Sequence[RolloutKey], group_size: int, members: Sequence[Sequence[int]] | None = None
+) -> list[list[RolloutKey]]:
+    """The keys of the completions to draw of each group.
+
+    Args:
+        keys: one a group.
+        group_size: completions of a whole group.
+        members: numbers of those to draw, of each group; None for all.
+    """
+    numbers = [range(group_size)] * len(keys) if members is None else members
+    return [[key.of_member(member) for member in own] for key, own in zip(keys, numbers, strict=True)]
 
 
 def require_one_group(members: Sequence[Rollout], unit: GroupUnit = "problem") -> None:

@@ -28,6 +28,10 @@ TRIM_WHEN_UNUSED = 0.25
 # all that are in use move to the left by at least so many.
 SLACK = 0.25
 
+# Prompts that are kept at a time, as a multiple of the whole groups that there are places for: single completions may
+# outlast their groups. Beyond it waiting groups wait, or the memory of the prompts would near that of copies.
+MOST_PROMPTS = 3
+
 # A pass over prompts is cut in two where padding is more than this share of the tokens, and more than so many.
 PADDING_SHARE = 0.25
 PADDING_TOKENS = 256
@@ -38,7 +42,7 @@ class WaitingGroups:
 
     Args:
         groups: all prompts.
-        group_size: rows of each.
+        group_size: rows of each, or of the largest.
         max_rows: places side by side; a larger group is taken by itself.
     """
 
@@ -49,11 +53,17 @@ class WaitingGroups:
         at_once = max(1, max_rows // group_size)
         self.slots = max(group_size, min(max_rows, len(groups) * group_size))
         self.fit_at_once = len(groups) <= at_once
+        self.most_prompts = min(len(groups), MOST_PROMPTS * at_once)
         self.longest_prompt = max(len(group.prompt_tokens) for group in groups)
 
-    def take(self, growing: int) -> list[int]:
-        """Those that join ``growing`` rows now, shortest first; none where it does not pay."""
-        free = (self.max_rows - growing) // self.group_size
+    def take(self, growing: int, prompts: int = 0) -> list[int]:
+        """Those that join now, shortest first; none where it does not pay.
+
+        Args:
+            growing: rows there are.
+            prompts: that are kept for them.
+        """
+        free = min((self.max_rows - growing) // self.group_size, self.most_prompts - prompts)
         count = min(max(free, 0 if growing else 1), len(self.order))
         enough = count * self.group_size >= ADMIT_WHEN_FREE * self.max_rows
         if count == 0 or (growing and not enough and count < len(self.order)):
@@ -107,7 +117,7 @@ class GrowingRows:
         longest_row = steps if share_prompts else waiting.longest_prompt + steps
         room = longest_row + (0 if waiting.fit_at_once else 1 + int(SLACK * longest_row))
         if share_prompts:
-            prompts = SharedPrompts(model, waiting.slots // waiting.group_size, waiting.longest_prompt)
+            prompts = SharedPrompts(model, waiting.most_prompts, waiting.longest_prompt)
             self.cache: RowCache = OwnTokensCache(model, waiting.slots, room, prompts)
         else:
             self.cache = RowCache(model, waiting.slots, room)
@@ -126,24 +136,20 @@ class GrowingRows:
         return self.step - min(note.birth for note in self._notes) + 1 >= self.steps
 
     def admit(self, groups: Sequence[PromptGroup], rows: Sequence[Sequence[int]]) -> None:
-        """Let the prompts' members join: each prompt is run once.
+        """Let the prompts' members join: each prompt is run once, beside those that have as many members.
 
         Args:
             groups: shortest prompt first.
             rows: the members' numbers, of each group.
         """
-        lengths = [len(group.prompt_tokens) for group in groups]
         cache = self.cache
         if not self.rows:
-            cache.use(first=0, end=cache.columns_of_prompt(lengths[-1]))
+            cache.use(first=0, end=cache.columns_of_prompt(len(groups[-1].prompt_tokens)))
         logits = [self.logits] if self.rows else []
-        for together in passes(lengths):
-            logits.append(self._run_prompts(groups[together], len(rows[0])))
+        for size in sorted({len(members) for members in rows}):
+            alike = [place for place, members in enumerate(rows) if len(members) == size]
+            logits += self._join([groups[place] for place in alike], [rows[place] for place in alike])
         self.logits = torch.cat(logits) if len(logits) > 1 else logits[0]
-        for length, members in zip(lengths, rows, strict=True):
-            self.rows += members
-            note = RowNote(length, self.step, cache.end - cache.columns_of_prompt(length))
-            self._notes += [note] * len(members)
         self._arrange()
 
     def keep(self, stay: Sequence[int]) -> list[int]:
@@ -165,6 +171,16 @@ class GrowingRows:
         self.step += 1
         self._positions += 1
         self.places += 1
+
+    def _join(self, groups: Sequence[PromptGroup], rows: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Let groups of as many members each join; gives the logits of each pass over prompts."""
+        lengths = [len(group.prompt_tokens) for group in groups]
+        logits = [self._run_prompts(groups[together], len(rows[0])) for together in passes(lengths)]
+        for length, members in zip(lengths, rows, strict=True):
+            self.rows += members
+            note = RowNote(length, self.step, self.cache.end - self.cache.columns_of_prompt(length))
+            self._notes += [note] * len(members)
+        return logits
 
     def _run_prompts(self, groups: Sequence[PromptGroup], repeats: int) -> Tensor:
         prompts, mask = pad([group.prompt_tokens for group in groups], torch.long, "left")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo.rollouts.adapter_files import AdapterWeights
 from grpo.rollouts.policy_files import (
     load_whole_model,
     load_whole_tokenizer,
@@ -25,15 +26,27 @@ from grpo.rollouts.policy_files import (
 from grpo.rollouts.prompts import PromptTemplate
 from grpo.run_identity import CONFIG_FILE, PROVENANCE_FILE
 
+# In a policy folder: the adapter that its weights hold, apart from them.
+ADAPTER = "adapter"
+
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy in memory. ``end_token_ids`` end a completion when sampled, and count as part of it."""
+    """A policy in memory.
+
+    Args:
+        model: the weights.
+        tokenizer: of prompts and completions.
+        template: of prompts.
+        end_token_ids: they end a completion when sampled, and count as part of it.
+        adapter: what training added to the weights, where that was an adapter; written beside them too.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     template: PromptTemplate
     end_token_ids: tuple[int, ...]
+    adapter: AdapterWeights | None = None
 
 
 def load_policy(folder: Path) -> LoadedPolicy:
@@ -100,9 +113,11 @@ def _write_policy(aside: Path, policy: LoadedPolicy, provenance: Mapping[str, An
         policy.tokenizer.init_kwargs.pop(name, None)
     policy.tokenizer.save_pretrained(aside)
     policy.template.save(aside)
+    if policy.adapter is not None:
+        policy.adapter.save(aside / ADAPTER)
     text = json.dumps(provenance, indent=2, sort_keys=True, ensure_ascii=False)
     (aside / PROVENANCE_FILE).write_text(text + "\n", encoding="utf-8")
     if config is not None:
         (aside / CONFIG_FILE).write_text(config, encoding="utf-8")
-    for path in aside.iterdir():
+    for path in (p for p in aside.rglob("*") if p.is_file()):
         path.chmod(0o644)  # safetensors writes 0600, which another user of a mounted clone cannot read

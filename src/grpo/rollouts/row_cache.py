@@ -62,7 +62,7 @@ class RowLayer(DynamicLayer):
     """One layer's keys and values, ``[slots, heads, room, size]``, of which ``rows`` and some columns are in use.
 
     Args:
-        slots: the most rows; more where more are added.
+        slots: the most rows.
         room: columns.
         window: of sliding attention.
     """
@@ -102,17 +102,16 @@ class RowLayer(DynamicLayer):
             kept[rows, :, columns].unflatten(0, (-1, repeats)).copy_(new.unsqueeze(1).expand(-1, repeats, -1, -1, -1))
 
     def reserve(self, keys: Tensor, values: Tensor, rows: int) -> None:
-        """Have places for so many rows of such keys and values."""
+        """Have places for so many rows of such keys and values.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        if rows > self.slots:
+            raise ValueError(f"{rows} rows where there are places for {self.slots}")
         if self.keys is None or self.values is None:
-            self.slots = max(self.slots, rows)
             self.keys, self.values = (_room(like, self.slots, self.room) for like in (keys, values))
             self.is_initialized = True
-        elif rows > self.slots:
-            self.slots = max(rows, 2 * self.slots)
-            before = self.keys, self.values
-            self.keys, self.values = (_room(like, self.slots, self.room) for like in before)
-            for kept, old in zip(self._tensors(), before, strict=True):
-                kept[: self.rows] = old[: self.rows]
 
     def move_rows(self, to: Tensor, source: Tensor) -> None:
         """Copy rows to other places, once anything is written."""
@@ -154,17 +153,27 @@ class RowCache(Cache):
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, room: int) -> None:
-        self.room = room
+        self.slots, self.room = slots, room
         self.rows = self.first = self.end = 0
+        self._seen: Tensor | None = None
         layers: list[Any] = [
-            DummyLayer() if kind == "dummy" else RowLayer(slots, room, window)
+            DummyLayer() if kind == "dummy" else self.new_layer(window)
             for kind, window in zip(layer_kinds(model), layer_windows(model), strict=True)
         ]
         super().__init__(layers=layers)
 
+    def new_layer(self, window: int | None) -> RowLayer:
+        """For a layer of the model that sees so many positions back; None for all."""
+        return RowLayer(self.slots, self.room, window)
+
     @property
     def row_layers(self) -> list[RowLayer]:
         return [layer for layer in self.layers if isinstance(layer, RowLayer)]
+
+    @property
+    def prompts_kept(self) -> int:
+        """How many prompts have keys and values apart from their rows'."""
+        return 0
 
     def columns_of_prompt(self, length: int) -> int:
         """How many columns a prompt of ``length`` tokens takes in its rows."""

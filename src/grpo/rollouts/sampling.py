@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,11 +21,12 @@ from grpo.records import PromptGroup, Rollout, RolloutKey, SamplingPolicy
 from grpo.rollouts.drawing import Drawing
 from grpo.rollouts.draws import Draws, draw_cut_tokens, draw_tokens, keyed_uniforms
 from grpo.rollouts.endings import completion_text, ending
+from grpo.rollouts.group_keys import member_keys
 from grpo.rollouts.growing_rows import GrowingRows, WaitingGroups
-from grpo.rollouts.prompt_sharing import can_share_prompts
 from grpo.rollouts.row_cache import require_handled_cache
 from grpo.rollouts.sampling_settings import SamplingSettings
-from grpo.rollouts.shared_prompts import shared_attention
+from grpo.rollouts.shared_attention import shared_attention
+from grpo.rollouts.sharing_trial import can_share_prompts
 from grpo.rollouts.stop_strings import StopStrings
 from grpo.rollouts.tool_turns import ToolTurns
 
@@ -69,6 +71,7 @@ class Sampler:
         keys: Sequence[RolloutKey],
         group_size: int,
         weights_version: int = 0,
+        members: Sequence[Sequence[int]] | None = None,
     ) -> list[list[Rollout]]:
         """``group_size`` completions of each group.
 
@@ -77,6 +80,7 @@ class Sampler:
             keys: one key a group; its ``member`` is set for each completion.
             group_size: completions a group.
             weights_version: optimiser steps behind the model's weights, for the record.
+            members: numbers of the completions to draw, at least one of each group; None for all.
 
         Returns:
             a list a group, members in order.
@@ -84,37 +88,40 @@ class Sampler:
         if not groups:
             return []
         require_float64(self.model.device)
-        members = [[key.of_member(member) for member in range(group_size)] for key in keys]
+        chosen = member_keys(keys, group_size, members)
         was_training = self.model.training
         self.model.eval()
         # Under autocast, copies of the weights in half precision are kept until its context is left: those made
         # here have no gradient, and those made before an optimiser step are of the old weights.
         torch.clear_autocast_cache()
+        shared = self.settings.shared_prompt and can_share_prompts(self.model)
+        policy = replace(self.settings, shared_prompt=shared).sampling_policy(weights_version)
         try:
-            with shared_attention(self.model) if self.share_prompts else nullcontext():
-                return self._sample(groups, members, self.settings.sampling_policy(weights_version))
+            with shared_attention(self.model) if shared else nullcontext():
+                return self._sample(groups, chosen, policy, shared)
         finally:
             self.model.train(was_training)
             torch.clear_autocast_cache()
 
-    @property
-    def share_prompts(self) -> bool:
-        """Whether a prompt's keys and values are kept once for the group; else every member has a copy."""
-        return self.settings.shared_prompt and can_share_prompts(self.model)
-
     def _sample(
-        self, groups: Sequence[PromptGroup], members: Sequence[Sequence[RolloutKey]], policy: SamplingPolicy
+        self,
+        groups: Sequence[PromptGroup],
+        members: Sequence[Sequence[RolloutKey]],
+        policy: SamplingPolicy,
+        shared: bool,
     ) -> list[list[Rollout]]:
         steps = self.settings.max_new_tokens
         uniforms = np.stack([keyed_uniforms(key, steps) for keys in members for key in keys])
         turns = None
         if self.settings.tools is not None:
             turns = ToolTurns(self.settings.tools, self.tokenizer, self.end_token_ids, len(uniforms), self.stops)
-        waiting = WaitingGroups(groups, len(members[0]), self.settings.max_rows)
+        sizes = [len(keys) for keys in members]
+        waiting = WaitingGroups(groups, max(sizes), self.settings.max_rows)
         drawing = Drawing(
-            GrowingRows(self.model, waiting, steps, self.share_prompts),
+            GrowingRows(self.model, waiting, steps, shared),
             waiting,
             groups,
+            sizes,
             uniforms,
             self._draw_step,
             sorted(self.end_token_ids),

@@ -1,28 +1,16 @@
-"""Attention to a prompt that is kept once for all the rows that grow from it.
-
-A row's attention is made of two parts: over its group's prompt, and over its own tokens. Each part gives its output
-and the logarithm of the sum of its exponentiated scores, and from these the whole follows exactly. So a prompt's keys
-and values are read once a group, however many rows it has, and never copied.
-"""
+"""Prompts that are kept once for all the rows that grow from them, beside what each row has drawn itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import Cache, PreTrainedModel
 
 from grpo.rollouts.row_cache import RowCache, RowLayer
-
-IMPLEMENTATION = "shared_prompts"
-# The attention that is taken apart here; another one may count in other things (a cap on scores, a learnt sink).
-TAKEN_APART = "sdpa"
+from grpo.rollouts.shared_attention import hiding, masked_scores, pass_on, weighed_sums
 
 
 class SharedPrompts:
@@ -30,7 +18,7 @@ class SharedPrompts:
 
     Args:
         model: the policy.
-        slots: prompts at a time; room is made for more where they come.
+        slots: prompts at a time.
         room: tokens of the longest.
     """
 
@@ -42,6 +30,8 @@ class SharedPrompts:
         self.names: list[int] = []
         self._lengths: list[int] = []
         self._columns = torch.arange(room, device=self.device)
+        self._positions = self._columns.unsqueeze(0)
+        self.places = Places.of([], self.device)
         self._masks: dict[int | None, Tensor | None] = {}
 
     def add(self, prompts: Cache, names: Sequence[int], lengths: Sequence[int]) -> None:
@@ -77,17 +67,17 @@ class SharedPrompts:
         # Where each column stands in each prompt; below 0 is padding.
         self._positions = self._columns[self.cache.first :] - (self.cache.end - lengths).unsqueeze(-1)
         padded = min(self._lengths) < max(self._lengths)
-        self._masks[None] = _hiding(self._positions < 0) if padded else None
+        self._masks[None] = hiding(self._positions < 0) if padded else None
 
-    def look_from(self, positions: Tensor) -> None:
-        """Hide what the windows of sliding attention have left behind.
+    def note_positions(self, positions: Tensor) -> None:
+        """Hide what the windows of sliding attention have left behind. All rows of a prompt began at one step.
 
         Args:
-            positions: ``[rows, 1]``: of the tokens that look.
+            positions: ``[rows, 1]``: of the tokens that come next.
         """
         for window in self.windows:
-            seen_from = positions[self.places.members[:, 0]] - window  # the rows of a prompt are of one age
-            self._masks[window] = _hiding((self._positions < 0) | (self._positions <= seen_from))
+            seen_from = positions[self.places.members[:, 0]] - window
+            self._masks[window] = hiding((self._positions < 0) | (self._positions <= seen_from))
 
     def mask(self, window: int | None) -> Tensor | None:
         """``[prompts, 1, 1, columns]``, added to the scores; None where nothing is hidden."""
@@ -111,10 +101,10 @@ class Places:
     @classmethod
     def of(cls, prompts: Sequence[int], device: torch.device) -> Places:
         """From the place of each row's prompt; every prompt has a row."""
-        members: list[list[int]] = [[] for _ in range(max(prompts) + 1)]
+        members: list[list[int]] = [[] for _ in range(max(prompts, default=-1) + 1)]
         for row, prompt in enumerate(prompts):
             members[prompt].append(row)
-        width = max(map(len, members))
+        width = max(map(len, members), default=0)
         rank = {row: i for rows in members for i, row in enumerate(rows)}
         back = [prompt * width + rank[row] for row, prompt in enumerate(prompts)]
         filled = [rows + rows[:1] * (width - len(rows)) for rows in members]
@@ -127,37 +117,51 @@ class Places:
         return grouped.transpose(1, 2).flatten(2, 3)
 
     def spread(self, grouped: Tensor) -> Tensor:
-        """The way back."""
+        """``[rows, heads, Q, D]`` from what :meth:`gather` makes of it."""
         rows: Tensor = grouped.unflatten(2, (self.members.shape[1], -1)).transpose(1, 2).flatten(0, 1)
         return rows if self.in_order else rows[self.back]
 
 
 class OwnTokensLayer(RowLayer):
-    """One layer's keys and values of the rows' own tokens, and the way to those of their prompts."""
+    """One layer's keys and values of the rows' own tokens, and the way to those of their prompts.
 
-    def __init__(self, slots: int, room: int, window: int | None, shared: SharedPrompts, prompts: RowLayer) -> None:
-        super().__init__(slots, room, window)
+    Args:
+        slots: the most rows.
+        room: columns.
+        shared: the prompts.
+        prompts: their layer.
+    """
+
+    def __init__(self, slots: int, room: int, shared: SharedPrompts, prompts: RowLayer) -> None:
+        super().__init__(slots, room, prompts.window)
         self.shared, self.prompts = shared, prompts
         self.mask: Tensor | None = None
+
+    def get_seq_length(self) -> int:
+        """With the prompt, as a model counts that goes by it."""
+        return super().get_seq_length() + self.prompts.get_seq_length()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write the next columns, and give those that are seen. The keys carry this layer to the attention."""
+        """Write the next columns, and give those that are seen; the keys bring their attention along."""
         self.reserve(key_states, value_states, self.rows)
         keys, values = super().update(key_states, value_states)
         if self.window is not None:
             keys, values = keys[:, :, -self.window :], values[:, :, -self.window :]
-        keys.own_tokens_layer = self  # type: ignore[attr-defined]
+        keys.attend = self.attend  # type: ignore[attr-defined]
         return keys, values
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """``[rows, heads, Q, D]``: what ``query``, of that shape, gets from prompt and own tokens."""
-        mask = None if self.mask is None else self.mask[..., self.end - keys.shape[2] : self.end]
-        own = attention_part(query, keys, values, mask, scaling)
-        places, prompt_mask = self.shared.places, self.shared.mask(self.window)
-        output, log_sum = attention_part(places.gather(query), *self.prompts.used(), prompt_mask, scaling)
-        return joined(own, (places.spread(output), places.spread(log_sum)))
+        """``[rows, heads, Q, E]``: what ``query [rows, heads, Q, D]`` gets from the prompt and the row's own tokens."""
+        places, (prompt_keys, prompt_values) = self.shared.places, self.prompts.used()
+        own_mask = None if self.mask is None else self.mask[..., self.end - keys.shape[2] : self.end]
+        own = masked_scores(query, keys, own_mask, scaling)
+        prompt = masked_scores(places.gather(query), prompt_keys, self.shared.mask(self.window), scaling)
+        largest = torch.maximum(own.amax(-1, keepdim=True), places.spread(prompt.amax(-1, keepdim=True)))
+        own_sum, own_output = weighed_sums(own, largest, values)
+        prompt_sum, prompt_output = weighed_sums(prompt, places.gather(largest), prompt_values)
+        return (own_output + places.spread(prompt_output)) / (own_sum + places.spread(prompt_sum))
 
 
 class OwnTokensCache(RowCache):
@@ -171,15 +175,19 @@ class OwnTokensCache(RowCache):
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, room: int, prompts: SharedPrompts) -> None:
-        super().__init__(model, slots, room)
         self.prompts = prompts
-        self.layers = [
-            OwnTokensLayer(slots, room, layer.window, prompts, layer) if isinstance(layer, RowLayer) else layer
-            for layer in prompts.cache.layers
-        ]
+        self._beside = iter(prompts.cache.row_layers)
+        super().__init__(model, slots, room)
         self.names: list[int] = []  # of each row's prompt
         self._next_name = 0
-        self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
+        self._pass_on = pass_on(model.device)
+
+    def new_layer(self, window: int | None) -> RowLayer:
+        return OwnTokensLayer(self.slots, self.room, self.prompts, next(self._beside))
+
+    @property
+    def prompts_kept(self) -> int:
+        return len(self.prompts.names)
 
     def columns_of_prompt(self, length: int) -> int:
         return 0
@@ -200,100 +208,11 @@ class OwnTokensCache(RowCache):
     def arrange(self, starts: Tensor) -> None:
         super().arrange(starts)
         self.prompts.arrange(self.names)
-        hidden = None if self._seen is None else _hiding(~self._seen)
+        mask = None if self._seen is None else hiding(~self._seen)
         for layer in self.row_layers:
             assert isinstance(layer, OwnTokensLayer)
-            layer.mask = hidden
+            layer.mask = mask
 
     def mask(self, positions: Tensor) -> Tensor:
-        """A mask that transformers passes on as it is: the layers have their own."""
-        self.prompts.look_from(positions)
-        return self._no_mask
-
-
-def attention_part(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
-) -> tuple[Tensor, Tensor]:
-    """Attention to some of what is seen, and what it weighs beside the rest.
-
-    Args:
-        query: ``[B, heads, Q, D]``.
-        keys: ``[B, heads, S, D]``.
-        values: ``[B, heads, S, E]``.
-        mask: added to the scores.
-        scaling: of the scores.
-
-    Returns:
-        the output ``[B, heads, Q, E]`` and the logarithm of the scores' sum ``[B, heads, Q, 1]``.
-    """
-    scores = _product(query, keys.mT).mul_(scaling)
-    if mask is not None:
-        scores += mask
-    weights = scores.softmax(-1)
-    # Of the largest score alone, since a weight is its score's exponential over the sum; quicker than logsumexp.
-    log_sum = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
-    return _product(weights, values), log_sum
-
-
-def _product(one: Tensor, other: Tensor) -> Tensor:
-    """``one @ other``, in float32 at least: parts that were rounded before they are joined would be rounded twice."""
-    if other.dtype not in (torch.bfloat16, torch.float16):
-        return one @ other
-    if other.is_cuda:  # half precision in, float32 out, without a copy
-        product: Tensor = torch.bmm(one.to(other.dtype).flatten(0, 1), other.flatten(0, 1), out_dtype=torch.float32)
-        return product.view(*one.shape[:2], *product.shape[1:])
-    return one.float() @ other.float()
-
-
-def joined(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention to all that either part has seen."""
-    share = torch.sigmoid(other[1] - one[1])
-    return torch.lerp(one[0], other[0], share)
-
-
-def shared_prompts_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """The attention of transformers for rows whose prompts are shared; the plain one for everything else.
-
-    Raises:
-        ValueError: the layer wants its scores changed in a way that is not known here.
-    """
-    layer = getattr(key, "own_tokens_layer", None)
-    if layer is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    for name in ("softcap", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} has {name} in its attention, which cannot be shared")
-    rows, heads, _, size = query.shape
-    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size).to(key.dtype)
-    with torch.autocast(key.device.type, enabled=False):  # which would round the scores
-        output: Tensor = layer.attend(grouped, key, value, size**-0.5 if scaling is None else scaling)
-    return output.to(query.dtype).reshape(rows, 1, heads, -1), None
-
-
-AttentionInterface.register(IMPLEMENTATION, shared_prompts_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
-
-
-@contextmanager
-def shared_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within it the model can attend to shared prompts."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-def _hiding(hidden: Tensor) -> Tensor:
-    """``[N, 1, 1, columns]``: what is added to scores. No infinity: a part may see nothing, and then weighs nothing."""
-    lowest = torch.finfo(torch.float32).min
-    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, lowest)[:, None, None]
+        self.prompts.note_positions(positions)
+        return self._pass_on

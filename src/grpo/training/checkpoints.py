@@ -113,6 +113,22 @@ def _is_whole(checkpoint: Path) -> bool:
     return checkpoint.is_file() or (checkpoint / "latest").is_file()
 
 
+def require_processes(checkpoint: Path, processes: int) -> None:
+    """Refuse a state that DeepSpeed cut up for another number of processes; no other depends on it.
+
+    Raises:
+        ValueError: naming both numbers, and what to do.
+    """
+    saved = len(list(checkpoint.rglob("*_optim_states.pt"))) if checkpoint.is_dir() else 0
+    if saved not in (0, processes):
+        raise ValueError(
+            f"trainer.devices (by trainer.num_nodes) makes {processes} processes, but {saved} wrote {checkpoint}, and "
+            f"DeepSpeed's state goes on with as many: set {saved}; or begin a new run from its policy, with a fresh "
+            f"optimizer: grpo export --checkpoint {checkpoint} --policy build/policy --output build/exported, then "
+            "set data.policy to build/exported"
+        )
+
+
 def require_publishable(output: Path) -> None:
     """Refuse an output folder that a finished run could not be published to, or would have to delete something from.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from grpo.records import PromptGroup, Purpose, Rollout, RolloutKey, ScoredRollout
 from grpo.rewards import RewardComponent
@@ -13,9 +14,11 @@ from grpo.rollouts.group_keys import require_one_group
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import Sampler
 from grpo.rollouts.score_rollouts import score_rollouts
+from grpo.rollouts.vllm_sampling import VLLMSampler
 from grpo.training.phase_clock import PhaseClock
 from grpo.training.prompt_group_datamodule import RoundOfGroups
 from grpo.training.settings import RoundSettings
+from grpo.training.strategies import all_processes
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class GroupSource:
         seed: of every rollout's key.
     """
 
-    sampler: Sampler
+    sampler: Sampler | VLLMSampler
     components: Mapping[str, RewardComponent]
     judges: Judges
     transform: RewardTransform
@@ -41,20 +44,22 @@ class GroupSource:
     def draw(self, batch: RoundOfGroups, weights_version: int, clock: PhaseClock) -> list[list[DrawnGroup]]:
         """The draws of each group, the last of which is the one that counts.
 
-        Only under ``resample`` can there be more than one. Draws follow from this process's groups alone, so
-        processes need not wait for each other here.
+        Only under ``resample`` can there be more than one. Draws follow from whole groups alone: where those are this
+        process's, processes need not wait for each other here, and where they are split, all draw again alike.
         """
         settings = self.round
         draws: list[list[DrawnGroup]] = [[] for _ in range(len(batch.groups) // batch.variants)]
         pending = list(range(len(draws)))
         for draw in range(settings.max_draws):
-            again = RoundOfGroups(batch.round, [g for i in pending for g in batch.of_group(i)], batch.variants)
+            again = batch.only(pending)
             with clock.phase("rollout"):
-                rollouts = self._sample(again, "train", settings.group_size, weights_version, draw)
+                drawn = self._sample(again, "train", settings.group_size, weights_version, draw)
             with clock.phase("reward"):
-                for i, members in zip(pending, self._score(rollouts), strict=True):
+                here = {rollout.key for part in drawn for rollout in part}
+                for i, members in zip(pending, self._groups(again, self._score(drawn)), strict=True):
                     verdict = judge_draw(members, settings.flat_groups, draw, settings.max_draws, settings.at_limit)
-                    draws[i].append(DrawnGroup(tuple(members), verdict))
+                    mine = tuple(member.rollout.key in here for member in members)
+                    draws[i].append(DrawnGroup(tuple(members), verdict, mine))
             pending = [i for i in pending if draws[i][-1].verdict.verdict == "resampled"]
             if not pending:
                 break
@@ -62,18 +67,29 @@ class GroupSource:
 
     def draw_validation(self, batch: RoundOfGroups, weights_version: int) -> list[list[ScoredRollout]]:
         """Scored groups under keys of their own; nothing is compared, so nothing is drawn again."""
-        return self._score(self._sample(batch, "validation", self.round.validation_samples, weights_version))
+        drawn = self._sample(batch, "validation", self.round.validation_samples, weights_version)
+        return self._groups(batch, self._score(drawn))
 
     def _sample(
         self, batch: RoundOfGroups, purpose: Purpose, group_size: int, weights_version: int, draw: int = 0
     ) -> list[list[Rollout]]:
-        """The rollouts of each group; the variants of a prompt share a group's evenly."""
-        keys = [self._key(prompt, purpose, batch.round, draw) for prompt in batch.groups]
+        """What this process draws of each prompt; the variants of a prompt share a group's completions evenly."""
+        size = group_size // batch.variants
+        members = [range(size)] * len(batch.groups) if batch.members is None else batch.members
+        asked = [i for i, own in enumerate(members) if own]
+        prompts = [batch.groups[i] for i in asked]
+        keys = [self._key(prompt, purpose, batch.round, draw) for prompt in prompts]
+        parts = iter(self.sampler.sample(prompts, keys, size, weights_version, [members[i] for i in asked]))
+        return [next(parts) if own else [] for own in members]
+
+    def _groups(self, batch: RoundOfGroups, parts: Sequence[Sequence[ScoredRollout]]) -> list[list[ScoredRollout]]:
+        """Whole groups, whose members are of one, from what this process has of each prompt."""
+        if batch.split:
+            parts = [sorted(chain(*own), key=_member) for own in zip(*all_processes(parts), strict=True)]
         size = batch.variants
-        parts = self.sampler.sample(batch.groups, keys, group_size // size, weights_version)
-        groups = [[r for part in parts[i : i + size] for r in part] for i in range(0, len(parts), size)]
+        groups = [list(chain(*parts[i : i + size])) for i in range(0, len(parts), size)]
         for group in groups:
-            require_one_group(group, self.round.group_unit)
+            require_one_group([member.rollout for member in group], self.round.group_unit)
         return groups
 
     def _key(self, group: PromptGroup, purpose: Purpose, round_index: int, draw: int) -> RolloutKey:
@@ -92,3 +108,7 @@ class GroupSource:
         )
         rest = iter(scored)
         return [[next(rest) for _ in group] for group in groups]
+
+
+def _member(scored: ScoredRollout) -> int:
+    return scored.rollout.key.member

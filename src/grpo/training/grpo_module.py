@@ -5,24 +5,33 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from grpo.maths.group_advantages import centred_rewards, group_advantages
 from grpo.records import ScoredRollout
 from grpo.rewards import RewardComponent
 from grpo.rewards.judging import Judges
+from grpo.rollouts.adapter_files import AdapterSettings
+from grpo.rollouts.adapters import as_reference
+from grpo.rollouts.engine_settings import EngineSettings
 from grpo.rollouts.flat_groups import DrawnGroup, has_failed, refuse_failed
-from grpo.rollouts.policies import load_policy
+from grpo.rollouts.policies import LoadedPolicy, load_policy
 from grpo.rollouts.reward_transform import RewardTransform
-from grpo.rollouts.sampling import Sampler, SamplingSettings
+from grpo.rollouts.sampling import SamplingSettings
 from grpo.rollouts.score_rollouts import refuse_failures, validate_components
+from grpo.run_identity import policy_digest
+from grpo.training.adapter import add_adapter, frozen_weights, renew_reference, require_tried, with_adapter_merged
 from grpo.training.draw_groups import GroupSource
+from grpo.training.engines import check_engine, close_engine, hand_over, make_engine, make_sampler
 from grpo.training.phase_clock import PhaseClock
 from grpo.training.policy_update import UpdateRow, is_counted, update_rows
 from grpo.training.prompt_group_datamodule import RoundOfGroups
@@ -31,10 +40,17 @@ from grpo.training.round_decisions import round_decisions
 from grpo.training.round_metrics import rollout_metrics, round_counts
 from grpo.training.round_update import RoundUpdate
 from grpo.training.settings import AdvantageSettings, LossSettings, OptimizerSettings, RoundSettings, check_together
-from grpo.training.strategies import all_processes, keep_frozen_weights, prepare_strategy, zero_stage
+from grpo.training.strategies import (
+    all_processes,
+    cut_up,
+    cuts_up_weights,
+    keep_frozen_weights,
+    prepare_strategy,
+)
 from grpo.training.update_metrics import advantage_metrics
 from grpo.training.whole_policy import WholePolicy, copy_weights
 
+POLICY_PREFIX = "policy."
 REFERENCE_PREFIX = "reference."
 
 
@@ -50,6 +66,8 @@ class GRPOModule(L.LightningModule):
         loss: the objective.
         optimizer: AdamW and the gradient.
         reward_transform: what becomes of the rewards' weighted sum before it enters the group.
+        adapter: what is trained in the place of all weights; null trains them all.
+        engine: what draws the completions.
         seed: of every random choice.
     """
 
@@ -63,6 +81,8 @@ class GRPOModule(L.LightningModule):
         loss: LossSettings = LossSettings(),
         optimizer: OptimizerSettings = OptimizerSettings(),
         reward_transform: RewardTransform = RewardTransform(),
+        adapter: AdapterSettings | None = None,
+        engine: EngineSettings = EngineSettings(),
         seed: int = 1,
     ) -> None:
         super().__init__()
@@ -70,6 +90,9 @@ class GRPOModule(L.LightningModule):
         reward_transform.check_components(rewards)
         reward_transform.check_length(sampling.max_new_tokens)
         check_together(sampling, round, advantages, loss, reward_transform)
+        if adapter is not None:
+            adapter.check()
+        check_engine(engine, sampling, loss, adapted=adapter is not None)
         self.automatic_optimization = False
         self.policy_folder = policy
         self.components = rewards
@@ -80,67 +103,92 @@ class GRPOModule(L.LightningModule):
         self.advantage_settings = advantages
         self.loss_settings = loss
         self.optimizer_settings = optimizer
+        self.adapter_settings = adapter
+        self.engine_settings = engine
         self.seed = seed
         self.rollout_log: RolloutLog | None = None
         self.ledger: Counter[str] = Counter()
+        self.reference: PreTrainedModel | None = None
         self.reference_version = 0
-        self.register_state_dict_post_hook(_without_unchanged_reference)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(_without_what_is_not_kept)  # type: ignore[no-untyped-call]
 
     def setup(self, stage: str) -> None:
         """Load the policy, and the reference where the KL term needs one."""
         prepare_strategy(self)
+        if self.adapter_settings is not None:
+            require_tried(self.trainer.strategy)
+        engine = make_engine(self, self.policy_folder, self.engine_settings, self.sampling)
         loaded = load_policy(self.policy_folder)
+        if self.adapter_settings is not None:
+            add_adapter(loaded.model, self.adapter_settings, self.loss_settings, self.seed)
+            self.base_policy = policy_digest(self.policy_folder)
         self.policy = loaded.model.train()
-        self.whole = WholePolicy(self.policy, cut_up=zero_stage(self) == 3)
+        self.whole = WholePolicy(self.policy, cut_up=cuts_up_weights(self))
         self.loaded = replace(loaded, model=self.whole.model)
-        sampler = Sampler(self.whole.model, self.loaded.tokenizer, self.loaded.end_token_ids, self.sampling)
-        self.groups = GroupSource(sampler, self.components, self.judges, self.reward_transform, self.round, self.seed)
-        self.reference = None
-        if self.loss_settings.kl_beta > 0:
+        self.sampler = make_sampler(self, self.loaded, engine, self.sampling)
+        self.groups = GroupSource(
+            self.sampler, self.components, self.judges, self.reward_transform, self.round, self.seed
+        )
+        anchored = self.loss_settings.kl_beta > 0
+        adapted = self.adapter_settings is not None
+        if anchored and not adapted:
             self.reference = load_policy(self.policy_folder).model.eval().requires_grad_(False)
         self.round_update = RoundUpdate(
             self,
             self.policy,
-            self.reference,
+            self.policy if anchored and adapted else self.reference,
             self.round,
             self.loss_settings,
             self.optimizer_settings,
             self.sampling.temperature,
             self.seed,
+            partial(as_reference, self.policy) if adapted else nullcontext,
         )
 
+    def configure_model(self) -> None:
+        """Cut the models up, where the strategy leaves that to the module."""
+        cut_up(self, [self.policy, self.reference])
+
+    def trained_policy(self) -> LoadedPolicy:
+        """What is published, with plain weights."""
+        if self.adapter_settings is None:
+            return self.loaded
+        return with_adapter_merged(self.policy_folder, self.whole.model, self.adapter_settings)
+
     def teardown(self, stage: str) -> None:
-        """End the processes that rewards ran in."""
+        """End the processes that rewards ran in, and an engine that was started for the run."""
         self.judges.close()
+        close_engine(self.sampler)
 
     def on_train_start(self) -> None:
         """Take rounds past the resumed one out of the record: they are about to be run again."""
         if self.rollout_log is not None and self.trainer.is_global_zero:
             self.rollout_log.forget_from(self.ledger["rounds"])
         self.trainer.strategy.barrier()
-        self.whole.follow()
+        self._hand_over()
+
+    def on_train_batch_start(self, batch: RoundOfGroups, batch_idx: int) -> None:
+        """Renew the reference, before the step: within it ZeRO's stage 3 holds weights that could not be changed."""
+        self._refresh_reference(batch.round)
 
     def training_step(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """One round, from prompts to updated weights and the record of both."""
         clock = PhaseClock()
-        with clock.phase("update"):
-            self._refresh_reference(batch.round)
         draws = self.groups.draw(batch, self.trainer.global_step, clock)
         with clock.phase("record"):
-            self._write_rollouts(batch.round, [draw.members for group in draws for draw in group])
-            everywhere = all_processes(draws)
-            all_draws = [draw for part in everywhere for group in part for draw in group]
+            self._write_rollouts(batch.round, [draw.own_members for group in draws for draw in group])
+            groups, mine = self._everywhere(draws, batch.split)
+            all_draws = [draw for group in groups for draw in group]
             refuse_failures([m for draw in all_draws for m in draw.members], self.round.max_failure_share)
         with clock.phase("reward"):
-            centred, advantages = self._advantages(everywhere)
+            centred, advantages = self._advantages(groups)
         with clock.phase("update"):
-            mine = self._my_groups([len(part) for part in everywhere])
             # Where a group may not stay flat and did, the round ends without an update, its decisions recorded.
             last = [] if has_failed(all_draws) else [group[-1] for group in draws]
             rows = update_rows(last, advantages[mine], self.loss_settings)
             self._set_learning_rate(batch.round)
             outcome = self.round_update.run(rows, draws[0][-1].members, batch.round)
-            self.whole.follow()
+            self._hand_over()
         with clock.phase("record"):
             decided = round_decisions(
                 draws, centred[mine], advantages[mine], rows, outcome.old, outcome.reference, self.reference_version
@@ -148,7 +196,7 @@ class GRPOModule(L.LightningModule):
             if self.rollout_log is not None:
                 self.rollout_log.write_updates(batch.round, decided)
             refuse_failed(all_draws)
-            metrics = outcome.metrics | self._count(everywhere, advantages, rows)
+            metrics = outcome.metrics | self._count(groups, advantages, rows)
         self._log_round(batch.round, metrics | clock.metrics())
 
     def validation_step(self, batch: RoundOfGroups, batch_idx: int) -> None:
@@ -166,7 +214,7 @@ class GRPOModule(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         settings = self.optimizer_settings
         return torch.optim.AdamW(
-            self.policy.parameters(),
+            [weight for weight in self.policy.parameters() if weight.requires_grad],
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -181,18 +229,29 @@ class GRPOModule(L.LightningModule):
 
     def _refresh_reference(self, round_index: int) -> None:
         every = self.loss_settings.reference_refresh_rounds
-        if every is not None and self.reference is not None and round_index and round_index % every == 0:
-            copy_weights(self.policy.parameters(), self.reference.parameters())
-            self.reference_version = self.trainer.global_step
+        if every is None or not round_index or round_index % every:
+            return
+        if self.reference is not None:
+            copy_weights(self.whole.model.parameters(), self.reference.parameters())
+        else:
+            renew_reference(self.whole.model, self.policy)
+        self.reference_version = self.trainer.global_step
 
-    def _my_groups(self, groups_of_processes: Sequence[int]) -> slice:
-        start = sum(groups_of_processes[: self.global_rank])
-        return slice(start, start + groups_of_processes[self.global_rank])
+    def _hand_over(self) -> None:
+        """Whatever samples goes on with the weights as they are now."""
+        self.whole.follow()
+        hand_over(self, self.sampler)
 
-    def _advantages(self, everywhere: Sequence[Sequence[Sequence[DrawnGroup]]]) -> tuple[Tensor, Tensor]:
+    def _everywhere(self, draws: list[list[DrawnGroup]], split: bool) -> tuple[list[list[DrawnGroup]], slice]:
+        """The groups of all processes, and which of them are ``draws``: all of them, where every group is split."""
+        parts = [draws] if split else all_processes(draws)
+        start = sum(map(len, parts[: 0 if split else self.global_rank]))
+        return [group for part in parts for group in part], slice(start, start + len(draws))
+
+    def _advantages(self, groups: Sequence[Sequence[DrawnGroup]]) -> tuple[Tensor, Tensor]:
         """Centred rewards and advantages ``[P, G]`` of the groups of all processes: a batch's mean is over all."""
-        groups = [group[-1].members for part in everywhere for group in part]
-        values = [[math.nan if member.reward is None else member.reward for member in group] for group in groups]
+        last = [group[-1].members for group in groups]
+        values = [[math.nan if member.reward is None else member.reward for member in group] for group in last]
         rewards = torch.tensor(values, dtype=torch.float64)
         scored = ~rewards.isnan()
         rewards = rewards.nan_to_num(0.0)
@@ -207,13 +266,12 @@ class GRPOModule(L.LightningModule):
             self.rollout_log.write_rollouts(round_index, groups, table)
 
     def _count(
-        self, everywhere: Sequence[Sequence[Sequence[DrawnGroup]]], advantages: Tensor, rows: Sequence[UpdateRow]
+        self, groups: Sequence[Sequence[DrawnGroup]], advantages: Tensor, rows: Sequence[UpdateRow]
     ) -> dict[str, float]:
         """Add the round to the ledger; give its metrics.
 
         Those of rollouts and rewards are from the first draws: what is drawn again is not a fair sample of the policy.
         """
-        groups = [group for part in everywhere for group in part]
         tokens = sum(all_processes(sum(sum(row.counted_tokens) for row in rows)))
         counts = round_counts(groups, tokens)
         self.ledger.update(counts)
@@ -242,22 +300,32 @@ class GRPOModule(L.LightningModule):
             logger.log_metrics(metrics, step=round_index)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The ledger; and the reference's weights are kept only where they are no longer those of the policy folder."""
+        """The ledger, an adapter's form, and whether the reference's weights are no longer those that it began with."""
         keep_frozen_weights(self, keep=bool(self.reference_version))
         checkpoint["ledger"] = dict(self.ledger)
         checkpoint["reference_version"] = self.reference_version
+        if self.adapter_settings is not None:
+            checkpoint["adapter"] = self.adapter_settings.form() | {"base_policy_sha256": self.base_policy}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give the reference back as it was loaded, so that every other name is still checked strictly."""
+        """Give what is not kept back as it was loaded, so that every other name is still checked strictly."""
         self.ledger = Counter(checkpoint["ledger"])
         self.reference_version = checkpoint["reference_version"]
-        if "state_dict" in checkpoint and not self.reference_version:  # DeepSpeed keeps weights in its own files
-            own = {} if self.reference is None else self.reference.state_dict(prefix=REFERENCE_PREFIX)
-            checkpoint["state_dict"].update(own)
+        if "state_dict" in checkpoint:  # DeepSpeed keeps weights in its own files
+            checkpoint["state_dict"].update(self.not_kept())
+
+    def not_kept(self) -> dict[str, Tensor]:
+        """Weights that no state holds, by their names: they are in the policy folder, or the adapter begun with."""
+        found: dict[str, Tensor] = {}
+        if self.reference is not None and not self.reference_version:
+            found |= self.reference.state_dict(prefix=REFERENCE_PREFIX)
+        if self.adapter_settings is not None:
+            frozen = frozen_weights(self.policy, renewed=bool(self.reference_version))
+            found |= {POLICY_PREFIX + name: weight for name, weight in frozen.items()}
+        return found
 
 
-def _without_unchanged_reference(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
+def _without_what_is_not_kept(module: GRPOModule, state: dict[str, Any], prefix: str, _: object) -> None:
     """Whoever saves the weights: Lightning into one file, or DeepSpeed what its engine holds, tied names and all."""
-    if not module.reference_version:
-        for name in [name for name in state if name.startswith(prefix + REFERENCE_PREFIX)]:
-            del state[name]
+    for name in module.not_kept():
+        state.pop(prefix + name, None)

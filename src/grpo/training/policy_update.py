@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
@@ -25,14 +26,14 @@ class UpdateRow:
     Args:
         member: the rollout.
         advantage: from the comparison with its whole group, whatever update it ends up in.
-        group: number of the group, for the reductions that tell groups apart.
+        group: name of its group, the same in every process, for what tells groups apart.
         counted: whether its tokens are in the loss; not where it is unscored, or masked for truncation.
         feels_kl: whether the KL term reaches it.
     """
 
     member: ScoredRollout
     advantage: float
-    group: int
+    group: str
     counted: bool = True
     feels_kl: bool = True
 
@@ -100,24 +101,25 @@ class MicroBatch:
 
 
 def update_rows(groups: Sequence[DrawnGroup], advantages: Tensor, loss: LossSettings) -> list[UpdateRow]:
-    """The rollouts of the groups that their verdicts let into the update, in order.
+    """This process's rollouts of the groups that their verdicts let into the update, in order.
 
     Args:
         groups: one draw of each group.
         advantages: ``[P, G]``, of the same groups.
         loss: says what is masked.
     """
+    values = advantages.tolist()
     return [
         UpdateRow(
-            member,
-            advantage,
-            group=i,
-            counted=is_counted(member, loss),
+            group.members[j],
+            values[i][j],
+            group=group.members[0].rollout.key.rollout_id,
+            counted=is_counted(group.members[j], loss),
             feels_kl=loss.kl_on_flat_groups or not group.verdict.flat,
         )
         for i, group in enumerate(groups)
         if group.verdict.in_update
-        for member, advantage in zip(group.members, advantages[i].tolist(), strict=True)
+        for j in group.own
     ]
 
 
@@ -139,8 +141,7 @@ def split_minibatches(rows: Sequence[UpdateRow], settings: RoundSettings, key: s
     """
     if settings.minibatches == 1:
         return [list(rows)]
-    first_of_group = {row.group: row.rollout_id for row in reversed(rows)}
-    names = [first_of_group[row.group] if settings.minibatch_split == "groups" else row.rollout_id for row in rows]
+    names = [row.group if settings.minibatch_split == "groups" else row.rollout_id for row in rows]
     everywhere = {name for part in all_processes(names) for name in part}
     order = sorted(everywhere, key=lambda name: hashlib.blake2b(f"{key}/{name}".encode(), digest_size=16).digest())
     part_of = {name: place % settings.minibatches for place, name in enumerate(order)}
@@ -169,9 +170,10 @@ def plan_update(
     if not any(all_processes(bool(taught))):
         return []
     counted, _ = pad([row.counted_tokens for row in rows] or [()], torch.bool, "right")
-    group_ids = torch.tensor([row.group for row in rows] or [0])
-    share = _share_of_update(counted, group_ids, loss.reduction)
-    weights = share * token_weights(
+    groups = [row.group for row in rows]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(groups))}
+    group_ids = torch.tensor([numbers[name] for name in groups] or [0])
+    weights = _share_of_update(counted, groups, loss.reduction) * token_weights(
         counted, reduction=loss.reduction, group_ids=group_ids, constant_length=loss.constant_length
     )
     blocks = [list(block) for _, block in groupby(taught, key=lambda i: _block(rows[i]))]
@@ -183,14 +185,14 @@ def plan_update(
     return planned + [_idle_batch(spare[:1]) for _ in range(missing)]
 
 
-def _block(row: UpdateRow) -> tuple[int, tuple[int, ...]]:
+def _block(row: UpdateRow) -> tuple[str, tuple[int, ...]]:
     """What rows share a pass over the prompt by."""
     return row.group, row.member.rollout.group.prompt_tokens
 
 
 def _idle_batch(members: Sequence[ScoredRollout]) -> MicroBatch:
     """Nameless, or what it gives for nothing would stand for the rollout's own."""
-    rows = [UpdateRow(member, 0.0, 0, counted=False) for member in members]
+    rows = [UpdateRow(member, 0.0, "", counted=False) for member in members]
     return replace(_micro_batch(rows, torch.zeros(len(rows), 1), [1] * len(rows)), rollout_ids=[], slices=[])
 
 
@@ -210,17 +212,25 @@ def _micro_batch(rows: Sequence[UpdateRow], weights: Tensor, rows_per_prompt: Se
     )
 
 
-def _share_of_update(counted: Tensor, group_ids: Tensor, reduction: Reduction) -> float:
-    """What turns this process's weights into its part of the whole update's.
+def _share_of_update(counted: Tensor, groups: Sequence[str], reduction: Reduction) -> Tensor:
+    """What turns this process's weights into its part of the whole update's, ``[N, 1]`` or one number for all rows.
 
     Its share of what the reduction divides by, times the number of processes, because data-parallel
     strategies average the processes' gradients where the update is their sum.
     """
-    if reduction == "token_mean":
-        mine = int(counted.sum())
-    elif reduction == "group_mean":
-        mine = len(group_ids[counted.any(dim=1)].unique())
-    else:
-        mine = int(counted.any(dim=1).sum())
+    if reduction == "group_mean":
+        return _share_of_groups(counted, groups)
+    mine = int(counted.sum()) if reduction == "token_mean" else int(counted.any(dim=1).sum())
     counts = all_processes(mine)
-    return len(counts) * mine / max(1, sum(counts))
+    return torch.tensor(len(counts) * mine / max(1, sum(counts)), dtype=torch.float64)
+
+
+def _share_of_groups(counted: Tensor, groups: Sequence[str]) -> Tensor:
+    """For the mean within each group: its rows may stand in several processes, and it is one group all the same."""
+    mine: Counter[str] = Counter()
+    for name, tokens in zip(groups, counted.sum(dim=1).tolist(), strict=False):  # an empty update has one empty row
+        mine[name] += tokens
+    parts = all_processes(+mine)
+    whole = sum(parts, Counter())
+    shares = [mine[name] / max(1, whole[name]) for name in groups] or [0.0]
+    return len(parts) * len(+mine) / max(1, len(whole)) * torch.tensor(shares, dtype=torch.float64).unsqueeze(1)

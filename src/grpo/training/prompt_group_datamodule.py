@@ -22,13 +22,34 @@ from grpo.rollouts.prompts import PromptTemplate, prompt_group
 class RoundOfGroups:
     """The prompts that this process samples in a round: those of a problem side by side, ``variants`` of each.
 
+    Where groups are split among the processes, ``members`` holds the numbers of the completions that this one draws,
+    of each prompt; they may be none. Otherwise it is None: all are this process's.
+
     Not a dataclass: Lightning looks for tensors inside those, and under DeepSpeed it refuses frozen ones.
     """
 
-    def __init__(self, round: int, groups: Sequence[PromptGroup], variants: int = 1) -> None:
+    def __init__(
+        self,
+        round: int,
+        groups: Sequence[PromptGroup],
+        variants: int = 1,
+        members: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self.round = round
         self.groups = tuple(groups)
         self.variants = variants
+        self.members = members
+
+    @property
+    def split(self) -> bool:
+        """Whether every process has these same groups, and draws a part of each."""
+        return self.members is not None
+
+    def only(self, indices: Sequence[int]) -> RoundOfGroups:
+        """The round with these of its groups alone."""
+        places = [i * self.variants + variant for i in indices for variant in range(self.variants)]
+        members = None if self.members is None else [self.members[place] for place in places]
+        return RoundOfGroups(self.round, [self.groups[place] for place in places], self.variants, members)
 
     def of_group(self, index: int) -> tuple[PromptGroup, ...]:
         """The prompts of one group."""
@@ -94,6 +115,7 @@ class PromptGroupDataModule(L.LightningDataModule):
             ``group_unit`` of ``problem_over_variants``.
         group_unit: what a group is; see ``model.round``.
         group_size: completions of a group, which its variants share evenly; see ``model.round``.
+        split_groups: whether the processes share the completions of every group; see ``model.round``.
         max_new_tokens: of a completion, for which the policy must have places behind every prompt; see
             ``model.sampling``.
         seed: of the order.
@@ -110,11 +132,14 @@ class PromptGroupDataModule(L.LightningDataModule):
         prompt_variants: Sequence[PromptTemplate] = (),
         group_unit: GroupUnit = "problem",
         group_size: int | None = None,
+        split_groups: bool = False,
         max_new_tokens: int | None = None,
         seed: int = 1,
     ) -> None:
         super().__init__()
         _check_variants(prompt_variants, group_unit, group_size)
+        if split_groups and group_size is None:
+            raise ValueError("data.split_groups is true, but data.group_size is not given: say what is to be shared")
         for name, value in (("rounds", rounds), ("groups_per_round", groups_per_round)):
             if value < 1:
                 raise ValueError(f"data.{name} is {value}: it must be at least 1")
@@ -127,6 +152,8 @@ class PromptGroupDataModule(L.LightningDataModule):
         self.validation_problems = validation_problems
         self.max_prompt_tokens = max_prompt_tokens
         self.prompt_variants = tuple(prompt_variants)
+        self.group_size = group_size
+        self.split_groups = split_groups
         self.max_new_tokens = max_new_tokens
         self.seed = seed
 
@@ -160,10 +187,10 @@ class PromptGroupDataModule(L.LightningDataModule):
         groups = self._groups(visits[:needed], tokenizer, self.templates)
         variants = len(self.templates)
         size = self.groups_per_round * variants
-        return [
-            RoundOfGroups(r, self._share(groups[r * size : (r + 1) * size], variants), variants)
-            for r in range(self.rounds)
-        ]
+        rounds = [groups[r * size : (r + 1) * size] for r in range(self.rounds)]
+        if self.split_groups:
+            return [RoundOfGroups(r, whole, variants, self._members(size)) for r, whole in enumerate(rounds)]
+        return [RoundOfGroups(r, self._share(whole, variants), variants) for r, whole in enumerate(rounds)]
 
     def _groups(
         self,
@@ -184,6 +211,15 @@ class PromptGroupDataModule(L.LightningDataModule):
         mine = range(self._rank * variants, len(prompts), self._processes * variants)
         return [prompt for start in mine for prompt in prompts[start : start + variants]]
 
+    def _members(self, prompts: int) -> list[range]:
+        """Of each of a round's prompts, the completions that this process draws.
+
+        All of the round are dealt out in turn, so that no process has two more than another, whatever divides evenly.
+        """
+        assert self.group_size is not None
+        count, step = self.group_size // len(self.templates), self._processes
+        return [range((self._rank - prompt * count) % step, count, step) for prompt in range(prompts)]
+
     @property
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer else 0
@@ -194,12 +230,13 @@ class PromptGroupDataModule(L.LightningDataModule):
 
     def _check_processes(self) -> None:
         processes = self._processes
-        if self.groups_per_round % processes:
+        if self.groups_per_round % processes and not self.split_groups:
             below = self.groups_per_round // processes * processes
             nearest = " or ".join(str(n) for n in (below, below + processes) if n)
             raise ValueError(
                 f"data.groups_per_round is {self.groups_per_round}, which {processes} processes cannot share evenly: "
-                f"make it {nearest}"
+                f"make it {nearest}, or set model.round.split_groups to true, and they share the completions of every "
+                "group"
             )
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

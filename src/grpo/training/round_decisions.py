@@ -39,7 +39,7 @@ def round_decisions(
     reference: Mapping[str, tuple[float, ...]],
     reference_version: int,
 ) -> Iterator[Decision]:
-    """One decision a rollout, of every draw.
+    """One decision a rollout that this process drew, of every draw.
 
     Args:
         draws: of each group, in their order; the last is the one that was compared.
@@ -53,7 +53,8 @@ def round_decisions(
     tokens = {row.rollout_id: sum(row.counted_tokens) for row in rows}
     for i, group in enumerate(draws):
         for place, draw in enumerate(group):
-            for j, member in enumerate(draw.members):
+            for j in draw.own:
+                member = draw.members[j]
                 compared = place == len(group) - 1 and member.scored
                 name = member.rollout.key.rollout_id
                 anchor = reference.get(name) if tokens.get(name) else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import lightning as L
@@ -46,6 +47,7 @@ class RoundUpdate:
         reference: the KL anchor, None without one.
         temperature: the tokens were drawn at.
         seed: of the split into minibatches.
+        as_reference: within what it gives ``reference`` is the reference: where it is the policy otherwise.
     """
 
     module: L.LightningModule
@@ -56,6 +58,7 @@ class RoundUpdate:
     optimizer: OptimizerSettings
     temperature: float
     seed: int
+    as_reference: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __post_init__(self) -> None:
         if self.optimizer.gradient_checkpointing:
@@ -73,7 +76,8 @@ class RoundUpdate:
         everything = self._plan(rows, spare)
         if not everything:
             return UpdateOutcome()
-        reference = self._logprobs_of(self.reference, everything) if self.reference is not None else {}
+        with self.as_reference():
+            reference = self._logprobs_of(self.reference, everything) if self.reference is not None else {}
         recomputed = self.loss.old_logprobs == "recomputed"
         old = self._logprobs_of(self.policy, everything) if recomputed and self.round.minibatches > 1 else {}
         row_metrics: list[RowMetrics] = []

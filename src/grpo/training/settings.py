@@ -173,6 +173,8 @@ class RoundSettings:
         group_size: completions of each problem, compared with one another.
         group_unit: what a group is: a ``problem`` under one prompt, or a ``problem_over_variants`` of the
             prompt, which share the group's completions evenly.
+        split_groups: whether the processes share the completions of every group, which is put together before it is
+            judged; otherwise each process draws whole groups. The method is the same.
         flat_groups: groups whose rewards are all equal are ``keep``-ed in the denominators with
             advantage 0 (the original objective), ``skip``-ped, or ``resample``-d.
         max_draws: draws of a group in all, under ``resample``.
@@ -188,6 +190,7 @@ class RoundSettings:
 
     group_size: int = 8
     group_unit: GroupUnit = "problem"
+    split_groups: bool = False
     flat_groups: FlatGroups = "skip"
     max_draws: int = 4
     at_limit: AtLimit = "skip"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
@@ -14,9 +15,9 @@ from transformers import PreTrainedModel
 class WholePolicy:
     """The trained model itself where each process has all of it, else a copy that follows it.
 
-    At ZeRO's stage 3 a pass of the trained model is a collective call for each layer, and completions that end at
-    different lengths would leave processes waiting for each other, or mix their weights up. The copy costs each process
-    the weights once more, and no message while it samples.
+    At ZeRO's stage 3, and under FSDP2, a pass of the trained model is a collective call for each layer, and completions
+    that end at different lengths would leave processes waiting for each other, or mix their weights up. The copy costs
+    each process the weights once more, and no message while it samples.
 
     No ``Module``, which the strategy would cut up with the rest.
 
@@ -45,7 +46,10 @@ def copy_weights(source: Iterable[Parameter], to: Iterable[Parameter]) -> None:
     """Copy weight by weight; a collective call where either side is cut up."""
     for theirs, mine in zip(source, to, strict=True):
         with _put_together(theirs), _put_together(mine, changed=True):
-            mine.copy_(theirs)
+            whole = theirs.full_tensor() if isinstance(theirs, DTensor) else theirs
+            if isinstance(mine, DTensor):
+                whole = distribute_tensor(whole, mine.device_mesh, mine.placements)
+            mine.copy_(whole)
 
 
 def _put_together(weight: Parameter, changed: bool = False) -> AbstractContextManager[None]:
