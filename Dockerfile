@@ -4,12 +4,12 @@
 #   docker build --target development --tag grpo:development .       and the linters, the peers, a compiler
 #
 # torch's wheels bring the CUDA libraries and the host brings the driver, so the base needs neither: it is plain
-# Debian with Python 3.11. A tag moves and can vanish, so build what you publish from a digest:
+# Debian with Python 3.11, by its digest, since a tag moves and can vanish. Raise it deliberately:
 #   docker build --build-arg BASE_IMAGE=debian@sha256:... .
-# (.github/workflows/image.yml resolves it, and the labels of the image record it.)
+# (The labels of the image record what was used; .github/workflows/image.yml resolves a tag that it is given.)
 # Any Debian or Ubuntu that packages a Python of 3.11 or newer serves, NVIDIA's CUDA images among them: name its Python.
 #   docker build --build-arg BASE_IMAGE=nvidia/cuda:...-ubuntu24.04 --build-arg PYTHON=python3.12 .
-ARG BASE_IMAGE=debian:bookworm-slim
+ARG BASE_IMAGE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
 ARG PYTHON=python3.11
 
 FROM ${BASE_IMAGE} AS build

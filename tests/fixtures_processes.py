@@ -21,6 +21,7 @@ from fixtures_policy import train_config, write_config
 from torch import Tensor
 
 from grpo.rollouts.policies import load_policy
+from grpo.training.strategies import deepspeed_engine
 
 TESTS = Path(__file__).resolve().parent
 SECONDS = 400
@@ -235,3 +236,53 @@ class DropsAMicroBatch(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         whole = pl_module.round_update._plan
         pl_module.round_update._plan = lambda *args: whole(*args)[:-1]
+
+
+class CountsSteps(L.Callback):
+    """Writes a process's backward passes, its engine's own steps, and the updates that the trainer counted.
+
+    Args:
+        to: the file, whose name gets the rank.
+    """
+
+    def __init__(self, to: Path) -> None:
+        self.to = Path(to)
+        self.passes = 0
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.passes += 1
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        engine = deepspeed_engine(pl_module)
+        assert engine is not None
+        counted = f"{self.passes} {engine.global_steps} {trainer.global_step}"
+        self.to.with_suffix(f".{trainer.global_rank}").write_text(counted)
+
+
+class CountsStates(L.Callback):
+    """Writes how many states a run saved, and the most that stood side by side after a round.
+
+    Args:
+        to: the file, ``saved most``.
+    """
+
+    def __init__(self, to: Path) -> None:
+        self.to = Path(to)
+        self.seen: set[str] = set()
+        self.most = 0
+
+    def _look(self, trainer: L.Trainer) -> None:
+        names = {path.name for path in (Path(trainer.default_root_dir) / "checkpoints").glob("*")}
+        self.seen |= names
+        self.most = max(self.most, len(names))
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.is_global_zero:
+            self._look(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._look(trainer)
+            self.to.write_text(f"{len(self.seen)} {self.most}")

@@ -22,6 +22,7 @@ from grpo.rollouts.policies import LoadedPolicy, save_policy
 
 REPOSITORY = Path(__file__).parents[1]
 SECONDS_TO_START = 240
+CONTEXT = 160  # more than a block of vLLM's cache on a processor, which is 128 tokens
 
 
 def wide_llama(seed: int = 0) -> LlamaForCausalLM:
@@ -34,7 +35,7 @@ def wide_llama(seed: int = 0) -> LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=128,
+        max_position_embeddings=256,
         initializer_range=0.2,
         tie_word_embeddings=True,
         eos_token_id=TOKENIZER.eos_token_id,
@@ -59,7 +60,7 @@ def served(policy: Path, log: Path) -> Iterator[str]:
     # The environment that the tests run in.
     variables = {"VENV": str(Path(sys.executable).parents[1]), "PORT": str(port), "OMP_NUM_THREADS": "1"}
     command = ["bash", str(REPOSITORY / "launch" / "vllm_server.sh"), str(policy)]
-    options = ["--enforce-eager", "--kv-cache-memory-bytes", "100000000", "--max-model-len", "96"]
+    options = ["--enforce-eager", "--kv-cache-memory-bytes", "100000000", "--max-model-len", str(CONTEXT)]
     with log.open("w") as output:
         process = subprocess.Popen(
             [*command, *options], env=os.environ | variables, stdout=output, stderr=output, start_new_session=True

@@ -134,6 +134,7 @@ def test_installed_versions_are_the_pinned_ones() -> None:
     installed = {canonicalize_name(dist.metadata["Name"]): dist.version.partition("+")[0] for dist in distributions()}
     differing = {n: (v, pinned[n]) for n, v in installed.items() if n in pinned and v != pinned[n]}
     assert differing == {}, "installed and pinned versions differ: run `make setup`"
+    assert installed.keys() - pinned.keys() - {"grpo"} == set(), "installed and not pinned: run `make constraints`"
 
 
 def test_the_makefile_keeps_the_tools_quiet() -> None:
@@ -233,6 +234,13 @@ def image_stages() -> dict[str, str]:
     """The Dockerfile by stage; the last one has no name."""
     parts = re.split(r"^FROM (.+)$", text("Dockerfile"), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_base_image_is_named_by_its_digest() -> None:
+    """A tag moves and can vanish."""
+    [base] = re.findall(r"^ARG BASE_IMAGE=(.+)$", text("Dockerfile"), flags=re.MULTILINE)
+    assert re.fullmatch(r"[\w./:-]+@sha256:[0-9a-f]{64}", base)
+    assert not [stage for stage in image_stages() if not re.match(r"\$\{BASE_IMAGE\}|runtime", stage)]
 
 
 def test_the_image_is_built_from_the_pins_and_runs_without_root() -> None:

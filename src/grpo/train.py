@@ -8,7 +8,7 @@ import shutil
 import sys
 import warnings
 from argparse import ArgumentError
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from grpo.training.checkpoints import (
 )
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.named_code import named_code
-from grpo.training.processes import EndsTogether, others_needed, wait_at_most
+from grpo.training.processes import EndsTogether, others_needed, require_patience, wait_at_most
 from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.rollout_log import RolloutLog
 from grpo.training.run_folder import only_trainer, rounds_without_update
@@ -83,7 +83,7 @@ class TrainCLI(LightningCLI):
             "--longest_wait_minutes",
             type=float,
             default=30.0,
-            help="how long a process waits for the others, which may still sample or reward, before the run ends",
+            help="how long a process waits for the others, which may still sample or reward, or for a server to sample",
         )
         parser.add_argument("--wandb", type=WandbSettings, default=WandbSettings())
         parser.set_defaults({"trainer.max_epochs": 1, "trainer.num_sanity_val_steps": 0})
@@ -122,7 +122,7 @@ class TrainCLI(LightningCLI):
                 "start": None if start is None else folder_digest(Path(start)),
                 "peft": version("peft"),
             }
-        self.run_id = fingerprint(self.identity | {"config": _of_any_size(resolved)})
+        self.run_id = fingerprint(self.identity | {"config": _what_moves_numbers(resolved)})
         # By these an evaluation is told to be of this run's policies and problems.
         self.evaluable = {
             "base_policy_sha256": policy_digest(Path(config.data.policy)),
@@ -148,12 +148,12 @@ class TrainCLI(LightningCLI):
         return self.identity | self.evaluable | {"run_id": self.run_id} | machine
 
 
-def _of_any_size(resolved: str) -> dict[str, Any]:
-    """The configuration without how many processes it runs in: rounds are dealt out over them, and a run may go on
-    with another number.
+def _what_moves_numbers(resolved: str) -> dict[str, Any]:
+    """The configuration without what changes no number: how many processes share the work, how long one waits for
+    another, and where a server stands.
     """
     config: dict[str, Any] = yaml.safe_load(resolved)
-    del config["longest_wait_minutes"]
+    del config["longest_wait_minutes"], config["model"]["engine"]["address"]
     sizes = ("devices", "num_nodes")
     return config | {"trainer": {key: value for key, value in config["trainer"].items() if key not in sizes}}
 
@@ -191,6 +191,7 @@ def main(argv: list[str]) -> None:
         auto_configure_optimizers=False,  # a second place for the optimiser, which would win over model.optimizer
         parser_kwargs={"prog": "grpo train", "description": __doc__, "exit_on_error": False},
     )
+    require_patience(cli.trainer, cli.config.longest_wait_minutes, cli.model.components)
     with only_trainer(cli.run_folder) if cli.trainer.is_global_zero else nullcontext():
         _prove_rewards(cli)
         _train(cli)
@@ -220,19 +221,21 @@ def _proved_template(folder: Path) -> str:
 
 def _train(cli: TrainCLI) -> None:
     run = cli.run_folder
+    processes = cli.trainer.num_devices * cli.trainer.num_nodes
     checkpoint = newest_checkpoint(run)
     if checkpoint is None:
         shutil.rmtree(run / RECORD, ignore_errors=True)
     else:
-        require_processes(checkpoint, cli.trainer.num_devices * cli.trainer.num_nodes)
+        require_processes(checkpoint, processes)
         print(f"grpo train: going on from {checkpoint}")
     cli.model.rollout_log = RolloutLog(
         run / RECORD, cli.run_id, cli.trainer.global_rank, cli.model.components, cli.model.round.group_unit
     )
+    cli.model.longest_wait_minutes = cli.config.longest_wait_minutes
     # Deterministic mode fills new tensors before they are written: a pass over memory that nothing reads.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # Lightning leaves by a SystemExit of status 0 then, which a scheduler would take for the end of the work.
-    with suppress(SIGTERMException), others_needed(cli.config.longest_wait_minutes):
+    with closing(cli.model), suppress(SIGTERMException), others_needed(cli.config.longest_wait_minutes, processes):
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
     if cli.model.ledger["rounds"] < cli.config.data.rounds:
         raise UnfinishedRun(

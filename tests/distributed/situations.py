@@ -38,7 +38,7 @@ from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.rollout_log import RolloutLog
 from grpo.training.run_loggers import RoundCSVLogger
 from grpo.training.settings import LossSettings, OptimizerSettings, RoundSettings
-from grpo.training.strategies import CPUDeepSpeedStrategy
+from grpo.training.strategies import CPUDeepSpeedStrategy, FullyShardedStrategy
 
 RANK = int(os.environ.get("RANK", 0))
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
@@ -134,6 +134,8 @@ class Run:
 def made_strategy(name: str) -> Strategy:
     if name == "ddp":
         return DDPStrategy(process_group_backend="gloo")
+    if name == "fsdp2":
+        return FullyShardedStrategy("gloo")
     return CPUDeepSpeedStrategy(int(name.removeprefix("deepspeed_")))
 
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fixtures_processes import OFFLOADED_2, STRATEGIES, assert_same_weights, rollouts, train, weights
+from fixtures_processes import (
+    OFFLOADED_2,
+    STRATEGIES,
+    assert_same_weights,
+    environment,
+    rollouts,
+    run,
+    table,
+    train,
+    weights,
+    written_config,
+)
+from safetensors.torch import load_file
 
 from grpo.export import ExportSettings, export
 from grpo.rollouts.policies import load_policy
@@ -104,6 +117,9 @@ def test_a_kept_state_becomes_a_policy_folder(two: Path, tmp_path: Path) -> None
     models = [load_policy(folder).model.eval() for folder in (tmp_path / "exported", two / "policy")]
     for (name, exported), published in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert torch.equal(exported, published), name
+    written = load_file(tmp_path / "exported" / "model.safetensors")
+    assert all(tensor.numel() for tensor in written.values())
+    assert sum(t.numel() for t in written.values()) == sum(p.numel() for p in models[0].parameters())
     drawn = [m.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False) for m in models]
     assert torch.equal(*drawn)
     names = kept_names(kept)
@@ -133,3 +149,46 @@ def test_a_strategy_that_is_not_handled_is_refused(tmp_path: Path) -> None:
     strategy = STRATEGIES["deepspeed_2"] | {"init_args": {"stage": 0}}
     output = train(tmp_path / "run", strategy, 1, fails=True)
     assert "grpo train: trainer.strategy is CPUDeepSpeedStrategy, whose gradients and weights are not handled" in output
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "deepspeed_2", "deepspeed_3"])
+def test_a_renewed_reference_is_the_same_in_two_processes(tmp_path: Path, strategy: str) -> None:
+    """Renewed after two rounds, kept in the state after the third, and asked in the fourth."""
+    changes = {"loss": {"reference_refresh_rounds": 2}, "optimizer": {"learning_rate": 3e-3}}
+    for name, chosen, processes in (("one", "auto", 1), ("two", STRATEGIES[strategy], 2)):
+        config = written_config(
+            tmp_path / name, chosen, processes, changes, data={"rounds": 4}, checkpoint_every_n_updates=3
+        )
+        printed, code = run([sys.executable, "-m", "grpo", "train", "--config", config], environment())
+        assert code == 0, printed[-3000:]
+    one, two = (table(tmp_path / name / "output", "updates") for name in ("one", "two"))
+    last = [name for name, row in one.items() if row["round"] == 3 and row["reference_logprobs"]]
+    assert last
+    for name in last:
+        assert one[name]["reference_version"] == two[name]["reference_version"] == 2
+        assert two[name]["reference_logprobs"] == pytest.approx(one[name]["reference_logprobs"], abs=1e-3)
+
+
+SHARDED = [name for name in STRATEGIES | OFFLOADED_2 if name.startswith("deepspeed")]
+
+
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_eight_passes_by_fours_are_two_steps_of_the_engine(tmp_path: Path, strategy: str) -> None:
+    """A round: eight rows a process, two to a pass, twice over; and there are two rounds."""
+    counts = {"class_path": "fixtures_processes.CountsSteps", "init_args": {"to": str(tmp_path / "counted")}}
+    changes = {"round": {"epochs": 2}, "optimizer": {"micro_batch_rows": 2}}
+    train(tmp_path / "run", (STRATEGIES | OFFLOADED_2)[strategy], 2, changes, callbacks=[counts])
+    for rank in range(2):
+        assert (tmp_path / f"counted.{rank}").read_text() == "16 4 4"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed_2", "deepspeed_3"])
+def test_twenty_saves_leave_one_state(tmp_path: Path, strategy: str) -> None:
+    """A file under DDP, a folder under DeepSpeed."""
+    counts = {"class_path": "fixtures_processes.CountsStates", "init_args": {"to": str(tmp_path / "counted")}}
+    config = written_config(tmp_path / "run", STRATEGIES[strategy], 2, callbacks=[counts], data={"rounds": 20})
+    printed, code = run([sys.executable, "-m", "grpo", "train", "--config", config], environment())
+    assert code == 0, printed[-3000:]
+    saved, most = map(int, (tmp_path / "counted").read_text().split())
+    assert saved >= 15  # a round of flat groups alone makes no update
+    assert most == 1

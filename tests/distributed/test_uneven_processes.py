@@ -36,7 +36,7 @@ REFUSALS = {
 }
 
 
-@pytest.fixture(scope="module", params=["ddp", "deepspeed_1", "deepspeed_2", "deepspeed_3"])
+@pytest.fixture(scope="module", params=["ddp", "fsdp2", "deepspeed_1", "deepspeed_2", "deepspeed_3"])
 def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Of each process, by situation."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -118,10 +118,11 @@ def test_a_process_whose_neighbour_is_killed_ends_and_says_so(tmp_path: Path, st
     assert_lost(ended[1 - rank])
 
 
-def test_a_process_that_stands_still_is_given_up_after_the_longest_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed_3"])
+def test_a_process_that_stands_still_is_given_up_after_the_longest_wait(tmp_path: Path, strategy: str) -> None:
     folder = tmp_path / "run"
     stop = in_a_round(folder, lambda started: started[1].send_signal(signal.SIGSTOP))
-    ended = together(long_run(folder, "ddp", minutes=0.2), 2, tmp_path / "printed", 40, stop)
+    ended = together(long_run(folder, strategy, minutes=0.2), 2, tmp_path / "printed", 40, stop)
     assert ended[1].status == -signal.SIGKILL  # by the test, at its limit
     assert 12 <= ended[0].seconds < 40
     assert_lost(ended[0])

@@ -29,7 +29,9 @@ def trained(folder: Path, strategy: Any, processes: int, **options: Any) -> Path
     return folder / "output"
 
 
-@pytest.mark.parametrize(("strategy", "processes"), [("ddp", 2), ("ddp", 4), ("deepspeed_2", 4), ("deepspeed_3", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "processes"), [("ddp", 2), ("ddp", 4), ("fsdp2", 4), ("deepspeed_2", 4), ("deepspeed_3", 4)]
+)
 def test_the_same_rollouts_advantages_and_weights(tmp_path: Path, one: Path, strategy: str, processes: int) -> None:
     many = trained(tmp_path / "run", STRATEGIES[strategy], processes)
     drawn, alone = rollouts(many), rollouts(one)
@@ -64,10 +66,13 @@ def killed_in_round_1(folder: Path, strategy: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("processes", [1, 4])
-def test_a_ddp_run_goes_on_with_another_number_of_processes(tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_run_whose_state_is_whole_goes_on_with_another_number_of_processes(
+    tmp_path: Path, strategy: str, processes: int
+) -> None:
     train(tmp_path / "straight", "auto", 1)
-    changes = killed_in_round_1(tmp_path, "ddp")
-    assert "going on from" in train(tmp_path / "run", STRATEGIES["ddp"], processes, changes)
+    changes = killed_in_round_1(tmp_path, strategy)
+    assert "going on from" in train(tmp_path / "run", STRATEGIES[strategy], processes, changes)
     [_] = (tmp_path / "run" / "runs").iterdir()
     straight, resumed = (rollouts(tmp_path / name / "output") for name in ("straight", "run"))
     assert resumed.keys() == straight.keys()

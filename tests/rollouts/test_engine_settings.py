@@ -17,7 +17,7 @@ from grpo.rollouts import engine_settings
 from grpo.rollouts.engine_settings import EngineSettings
 from grpo.rollouts.sampling_settings import SamplingSettings
 from grpo.rollouts.tools import Calculator, ToolSettings
-from grpo.rollouts.vllm_engines import Server, untied
+from grpo.rollouts.vllm_engines import untied
 from grpo.rollouts.vllm_sampling import Completion, EngineFailed, Request, StaleWeights, VLLMSampler, seed_of
 
 
@@ -42,6 +42,7 @@ def test_settings_that_say_nothing_sound_are_refused(settings: dict[str, Any], m
     ("sampling", "message"),
     [
         ({"tools": ToolSettings({"c": Calculator()})}, r"sampling\.tools is given with engine\.name "),
+        ({"shared_prompt": False}, r"sampling\.shared_prompt is false with engine\.name .* no effect"),
         ({"temperature": 0.005}, r"sampling\.temperature is 0\.005 with engine\.name .* at 0\.01 instead"),
         ({"min_p": 0.1, "top_p": 0.9}, r"sampling\.min_p is 0\.1 and sampling\.top_p is 0\.9 with engine\.name"),
     ],
@@ -57,11 +58,6 @@ def test_a_missing_package_is_named_with_the_way_to_it(monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match=r"engine\.name is vllm, and the package vllm is not .*`make setup-vllm`"):
         EngineSettings("vllm").require_able(SamplingSettings())
     EngineSettings("vllm_server").require_able(SamplingSettings())  # the package is the server's to have
-
-
-def test_an_address_where_nobody_answers_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"engine\.address is http://127\.0\.0\.1:9, and no vLLM .*vllm_server\.sh"):
-        Server("http://127.0.0.1:9", max_rows=4)
 
 
 def test_a_tied_weight_is_handed_over_once() -> None:
@@ -85,14 +81,20 @@ class Recites:
 
     name, context = "recites", 64
 
-    def __init__(self, tokens: Sequence[int], weights: str = "run/update-0") -> None:
+    def __init__(
+        self, tokens: Sequence[int], weights: str = "run/update-0", holds: str | None = "run/update-0"
+    ) -> None:
         logprobs = tuple(-0.1 * (i + 1) for i in range(len(tokens)))
         self.completion = Completion(tuple(tokens), logprobs, frozenset({weights}))
         self.asked: list[Request] = []
         self.taken: list[str] = []
+        self.holds = holds
 
     def take_over(self, model: PreTrainedModel, weights: str) -> None:
         self.taken.append(weights)
+
+    def held(self) -> set[str | None]:
+        return {self.holds}
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         self.asked = list(requests)
@@ -149,6 +151,14 @@ def test_other_weights_are_refused(weights: str) -> None:
         sampler(engine, max_new_tokens=2).sample(PROMPTS, KEYS, 1)
 
 
+@pytest.mark.parametrize(("holds", "named"), [("other/update-0", "other/update-0"), (None, "of no name")])
+def test_weights_that_only_go_by_the_name_are_refused(holds: str | None, named: str) -> None:
+    """Another training loaded its own before this one named what it had loaded."""
+    engine = Recites(TOKENIZER("ab").input_ids, holds=holds)
+    with pytest.raises(StaleWeights, match=f"the weights {named} where run/update-0 were asked for"):
+        sampler(engine, max_new_tokens=2).sample(PROMPTS, KEYS, 1)
+
+
 def test_weights_are_handed_over_once_a_version() -> None:
     engine = Recites([END])
     made = sampler(engine)
@@ -168,7 +178,8 @@ def test_every_setting_of_the_sampling_is_asked_for() -> None:
     expected = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.0, "max_tokens": 9, "stop": ["~"]}
     assert asked | expected == asked
     assert (asked["stop_token_ids"], asked["ignore_eos"]) == (sorted({END, 5}), True)
-    policy = replace(made.settings.sampling_policy(0), engine="recites")
+    recorded = replace(made.settings, shared_prompt=False)  # as where each completion has a copy
+    policy = replace(recorded.sampling_policy(0), engine="recites")
     assert {rollout.sampling_policy for rollout in flat(groups)} == {policy}
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures_policy import TOKENIZER, train_config, write_config
+from fixtures_policy import TOKENIZER, key, prompt, train_config, write_config
 from fixtures_rounds import Row, plain_logprobs, read_table
 from fixtures_sampling import DIGITS, END, KEYS, PROMPTS, SOME_ENDS, drawn, flat, full_logprobs
-from fixtures_vllm import served, wide_llama, wide_policy_folder
+from fixtures_vllm import CONTEXT, served, wide_llama, wide_policy_folder
 from transformers import LlamaForCausalLM
 
 from grpo.rollouts.engine_settings import EngineSettings
@@ -36,7 +36,7 @@ pytestmark = [
 
 TESTS = Path(__file__).parents[1]
 CLOSE = 1e-4  # nats; both are in float32
-SETTINGS = EngineSettings("vllm", cache_gb=0.1, context=96)
+SETTINGS = EngineSettings("vllm", cache_gb=0.1, context=CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,8 @@ def test_greedy_completions_are_those_of_the_own_sampler(
     engine: Engine, model: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
-    expected = Sampler(model, TOKENIZER, SOME_ENDS, SamplingSettings(**settings)).sample(PROMPTS, KEYS, 2)
+    copied = SamplingSettings(**settings, shared_prompt=False)  # which the record says of vLLM too
+    expected = Sampler(model, TOKENIZER, SOME_ENDS, copied).sample(PROMPTS, KEYS, 2)
     got = sampler(engine, model, tmp_path, SOME_ENDS, **settings).sample(PROMPTS, KEYS, 2)
     assert {rollout.finish_reason for rollout in flat(expected)} == {"end_token", "length"}
     for ours, theirs in zip(flat(expected), flat(got), strict=True):
@@ -220,13 +221,61 @@ def test_weights_of_another_training_are_not_taken_for_ones_own(
         made.sample(PROMPTS, KEYS, 2)
 
 
+def call_its_weights(engine: Engine, name: str) -> None:
+    """What a training does last when it hands weights over."""
+    if isinstance(engine, Server):
+        engine._call("/update_weight_version", {"new_version": name})
+    else:
+        engine.llm.update_weight_version(name)  # type: ignore[attr-defined]
+
+
+def test_weights_that_another_training_loaded_in_between_are_not_taken_for_ones_own(
+    engine: Engine, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """They go by the name of the ones before them, which this training sets last."""
+    made = sampler(engine, model, tmp_path / "one", max_new_tokens=4)
+    made.sample(PROMPTS, KEYS, 2)
+    sampler(engine, wide_llama(seed=2), tmp_path / "other", max_new_tokens=4)
+    call_its_weights(engine, f"{tmp_path}/one/update-0")
+    with pytest.raises(StaleWeights, match=r"other/update-0 where .*one/update-0"):
+        made.sample(PROMPTS, KEYS, 2)
+
+
+def test_prompts_read_with_the_old_weights_are_forgotten(
+    engine: Engine, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """Of a prompt as long as a block of its cache vLLM keeps the keys and values, for whoever asks it again."""
+    long = [prompt("7" * 135 + "+1=", "long")]
+    made = sampler(engine, model, tmp_path, max_new_tokens=6)
+    made.sample(long, [key("long")], 4)
+    model.load_state_dict(wide_llama(seed=1).state_dict())
+    made.hand_over(1)
+    for rollout in flat(made.sample(long, [key("long")], 4, weights_version=1)):
+        assert rollout.logprobs == pytest.approx(full_logprobs(model, rollout).tolist(), abs=CLOSE)
+
+
+OTHER_ROTATION = {"rope_theta": 50.0, "rope_type": "default"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("rms_norm_eps", 0.1), ("rope_parameters", OTHER_ROTATION)])
+def test_a_server_of_another_policy_is_not_handed_weights(
+    address: str, model: LlamaForCausalLM, tmp_path: Path, name: str, value: Any
+) -> None:
+    """Of the same shapes, into which the weights would fit."""
+    made = sampler(Server(address, 4), model, tmp_path, max_new_tokens=4)
+    setattr(model.config, name, value)
+    with pytest.raises(ValueError, match=f"started with another policy .* differ in {name}. Start it again"):
+        made.hand_over(1)
+    made.sample(PROMPTS, KEYS, 2)  # nothing was touched
+
+
 def test_a_prompt_that_leaves_no_room_is_refused(engine: Engine, model: LlamaForCausalLM, tmp_path: Path) -> None:
-    assert engine.context == 96
+    assert engine.context == CONTEXT
     longest = max(len(prompt.prompt_tokens) for prompt in PROMPTS)
-    fits = sampler(engine, model, tmp_path, (), max_new_tokens=96 - longest)
-    assert {len(rollout.tokens) for rollout in flat(fits.sample(PROMPTS, KEYS, 1))} == {96 - longest}
-    with pytest.raises(ValueError, match=r"more than the 96 that vLLM makes room for: raise engine\.context"):
-        sampler(engine, model, tmp_path, max_new_tokens=97 - longest).sample(PROMPTS, KEYS, 1)
+    fits = sampler(engine, model, tmp_path, (), max_new_tokens=CONTEXT - longest)
+    assert {len(rollout.tokens) for rollout in flat(fits.sample(PROMPTS, KEYS, 1))} == {CONTEXT - longest}
+    with pytest.raises(ValueError, match=r"more than the 160 that vLLM makes room for: raise engine\.context"):
+        sampler(engine, model, tmp_path, max_new_tokens=CONTEXT + 1 - longest).sample(PROMPTS, KEYS, 1)
 
 
 def test_settings_reach_the_engine(in_process: InProcess) -> None:
@@ -275,7 +324,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", RUNS)
 def test_a_run_samples_with_the_engine_and_learns_from_what_it_drew(case: str, address: str, tmp_path: Path) -> None:
     name, trainer = RUNS[case]
-    settings = {"vllm": {"cache_gb": 0.1, "context": 96}, "vllm_server": {"address": address}}[name]
+    settings = {"vllm": {"cache_gb": 0.1, "context": CONTEXT}, "vllm_server": {"address": address}}[name]
     metrics, rollouts, updates = rounds_with({"name": name, **settings}, tmp_path, trainer)
     assert [0 < float(row["loss/mismatch_max"]) < 1e-3 for row in metrics] == [True] * 3
     assert {row["engine"].split()[0] for row in rollouts} == {"vllm"}

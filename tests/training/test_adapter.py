@@ -79,7 +79,7 @@ def test_the_reference_is_the_policy_without_its_adapter(tmp_path: Path) -> None
             expected = plain_logprobs(base, row)[0].tolist()
             assert row["reference_logprobs"] == pytest.approx(expected, abs=1e-4)
             distance = (torch.tensor(row["recomputed_old_logprobs"]) - torch.tensor(expected)).abs().max()
-            assert (distance == 0 or distance < 1e-4) if number == 0 else distance > 1e-3
+            assert (distance < 1e-4) if number == 0 else distance > 1e-3
 
 
 def test_an_adapter_that_has_not_moved_is_at_no_distance_from_the_reference(tmp_path: Path) -> None:
@@ -396,13 +396,11 @@ def test_a_published_adapter_can_be_begun_with(finished: Path, tmp_path: Path) -
     output = go(tmp_path, config)
     told = json.loads((output / "run.json").read_text())
     assert len(told["adapter"]["start"]) == 64
-    greedier = AutoModelForCausalLM.from_pretrained(finished / "output" / "policy")
     ours, theirs, base = (
         load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
         for folder in (output / "policy", finished / "output" / "policy", finished / "policy")
     )
     assert (ours - theirs).abs().max() < (ours - base).abs().max()
-    assert greedy(greedier)
 
 
 # What is refused

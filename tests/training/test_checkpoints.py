@@ -15,6 +15,7 @@ import yaml
 from fixtures_policy import train_config, write_config
 
 from grpo import train
+from grpo.rollouts.policies import load_policy
 from grpo.run_identity import weights_digest
 from grpo.training.checkpoints import newest_checkpoint
 from grpo.training.grpo_module import GRPOModule
@@ -203,3 +204,30 @@ def test_a_round_without_validation_problems_keeps_its_state(tmp_path: Path) -> 
     kept = newest_checkpoint(run_folder)
     assert kept is not None
     assert kept.name == "update-3.ckpt"
+
+
+def test_a_run_that_was_interrupted_twice_keeps_its_newest_state_alone(tmp_path: Path) -> None:
+    """Lightning by itself spares the state that was resumed from."""
+    for round_index in (3, 5):
+        run_folder = run_and_kill(tmp_path, round_index, "_advantages")
+    assert [path.name for path in (run_folder / "checkpoints").iterdir()] == ["update-4.ckpt"]
+
+
+def test_a_resumed_run_has_its_reference_from_the_policy_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_and_kill(tmp_path, 4, "_advantages")
+    found: list[dict[str, torch.Tensor]] = []
+    real = GRPOModule.on_train_start
+
+    def looking(self: GRPOModule) -> None:
+        assert self.reference is not None
+        assert self.trainer.global_step > 0
+        found.append({name: weight.clone() for name, weight in self.reference.state_dict().items()})
+        real(self)
+
+    monkeypatch.setattr(GRPOModule, "on_train_start", looking)
+    run(tmp_path)
+    base = load_policy(tmp_path / "policy").model.state_dict()
+    assert found[0].keys() == base.keys()
+    assert all(torch.equal(found[0][name], weight) for name, weight in base.items())

@@ -53,6 +53,15 @@ def test_without_kl_no_reference_is_loaded_and_no_kl_reported(tmp_path: Path) ->
     assert sum(p.numel() for p in with_reference.module.parameters()) == 2 * own
 
 
+def test_the_optimizer_has_the_policy_and_not_the_reference(tmp_path: Path) -> None:
+    run = Run(tmp_path).go()
+    [optimizer] = run.trainer.optimizers
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    assert run.module.reference is not None
+    assert held == {id(weight) for weight in run.module.policy.parameters()}
+    assert not held & {id(weight) for weight in run.module.reference.parameters()}
+
+
 def test_the_reference_stays_what_it_was(tmp_path: Path) -> None:
     run = Run(tmp_path).go()
     original = load_policy(tmp_path / "policy").model.state_dict()

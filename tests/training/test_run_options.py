@@ -127,3 +127,13 @@ def test_what_is_the_default_anyway_may_be_said(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("WANDB_MODE", "disabled")
     train.main(["--config", write_config(tmp_path / "train.yaml", config)])
     assert (tmp_path / "output" / "run.json").is_file()
+
+
+def test_a_check_that_outlasts_the_longest_wait_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewards = {"slow": {"check": "fixtures_policy.share_of_lower_case", "limit_seconds": 121.0}}
+    model = train_config(tmp_path)["model"] | {"rewards": rewards}
+    several = ("--trainer.devices=2", "--trainer.strategy=ddp", "--longest_wait_minutes=2")
+    assert attempt(tmp_path, monkeypatch, *several, changes={"model": model}) == 2
+    assert "grpo train: model.rewards.slow.limit_seconds is 121" in capsys.readouterr().err

@@ -544,3 +544,20 @@ def test_no_pass_is_made_that_nothing_needs(
     assert sum(model is run.module.policy for model in models) == passes_of_the_policy
     assert sum(model is run.module.reference for model in models) == passes_of_the_reference
     assert len(models) == passes_of_the_policy + passes_of_the_reference
+
+
+@pytest.mark.parametrize("old", ["recorded", "recomputed"])
+def test_what_enters_the_loss_beside_the_policy_is_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: Any
+) -> None:
+    """Neither of inference mode, in which validations run, nor with a gradient."""
+    losses = watch(monkeypatch, round_update, "grpo_loss")
+    run = Run(tmp_path, loss=LossSettings(old_logprobs=old)).go()
+    assert losses
+    for call in losses:
+        for name in ("reference_logprobs", "advantages", "token_weights"):
+            assert not call[name].is_inference(), name
+            assert not call[name].requires_grad, name
+        assert not call["old_logprobs"].is_inference()
+        assert not call["old_logprobs"].requires_grad
+    assert not any(weight.is_inference() for weight in run.module.policy.parameters())

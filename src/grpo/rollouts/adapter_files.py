@@ -193,7 +193,10 @@ def _require_kind(folder: Path, settings: AdapterSettings) -> None:
     """Plain LoRA, as it is trained here, by everything that its configuration says."""
     from peft import PeftConfig
 
-    theirs = PeftConfig.from_pretrained(str(folder)).to_dict()
+    try:
+        theirs = PeftConfig.from_pretrained(str(folder)).to_dict()
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"adapter.start is {folder}, whose configuration PEFT does not read ({error!r})") from error
     plain = lora_config(settings, ()).to_dict()
     beginning = theirs.pop("init_lora_weights", True)
     other = [n for n in theirs if n not in _OF_NO_MATTER and (n not in plain or theirs[n] != plain[n])]

@@ -40,8 +40,12 @@ def adapted_layers(model: PreTrainedModel, settings: AdapterSettings) -> list[st
     output = model.get_output_embeddings()
     linear = [name for name, module in model.named_modules() if isinstance(module, Linear) and module is not output]
     wanted = settings.target_modules
+    if not linear:
+        raise ValueError(
+            f"adapter is given, and {type(model).__name__} has no linear layers but its output's: set adapter to null"
+        )
     unknown = [target for target in wanted or () if not any(_is_named(name, target) for name in linear)]
-    if unknown or not linear:
+    if unknown:
         there = sorted({name.rpartition(".")[2] for name in linear})
         raise ValueError(
             f"adapter.target_modules is {None if wanted is None else list(wanted)}, and of these {unknown} are no "

@@ -62,6 +62,7 @@ class Drawing:
         self.look_every = 1 if waits else LOOK_EVERY.get(self.device.type, 1)
         self.ended = torch.zeros(0, dtype=torch.bool, device=self.device)
         self.stopped: dict[int, Stop] = {}
+        self._end_table: Tensor | None = None
 
     def draw_all(self) -> Draws:
         """Every row's draws, ``[rows, steps]``; what stands after a row's end means nothing."""
@@ -99,7 +100,7 @@ class Drawing:
 
     def _is_end(self, tokens: Tensor) -> Tensor:
         """Whether each of ``tokens`` ends a row, by a table: quicker than a search."""
-        if not hasattr(self, "_end_table"):
+        if self._end_table is None:
             vocabulary = self.growing.logits.shape[-1]
             ends = [token for token in self.end_token_ids if token < vocabulary]
             self._end_table = torch.zeros(vocabulary, dtype=torch.bool, device=self.device)

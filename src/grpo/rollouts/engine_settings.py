@@ -64,6 +64,11 @@ class EngineSettings:
                 f"sampling.tools is given with engine.name {self.name}: vLLM would end at a call and not go on with "
                 "its answer; set engine.name to own, or sampling.tools to null"
             )
+        if not sampling.shared_prompt:
+            raise ValueError(
+                f"sampling.shared_prompt is false with engine.name {self.name}, where it has no effect: vLLM keeps "
+                "prompts in its own way; set it to true, or engine.name to own"
+            )
         if 0 < sampling.temperature < VLLM_LOWEST_TEMPERATURE:
             raise ValueError(
                 f"sampling.temperature is {sampling.temperature} with engine.name {self.name}: vLLM would draw at "

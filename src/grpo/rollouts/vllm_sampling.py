@@ -1,14 +1,14 @@
 """Sampling completions with vLLM: the same prompts, keys and rollouts as the own sampler's, drawn by another engine.
 
 The engine has a copy of the policy, which is handed the weights whenever they have changed. It says of every token
-which weights drew it, and a completion of any others is refused. A rollout's seed follows from its key, so that no
-order of work changes a draw; which numbers vLLM draws from a seed is its own affair.
+which weights drew it, and afterwards which it has; a completion of any others is refused. A rollout's seed follows from
+its key, so that no order of work changes a draw; which numbers vLLM draws from a seed is its own affair.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,7 +22,12 @@ from grpo.rollouts.stop_strings import Stop, StopStrings
 
 
 class EngineFailed(RuntimeError):
-    """The engine did not do what it was asked; nothing it gave is used."""
+    """The engine did not do what it was asked; nothing it gave is used, and the run can go on from its newest state."""
+
+    exit_status = 75  # as of a run that was stopped
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}. Run the training again to go on from its newest state"
 
 
 class StaleWeights(EngineFailed):
@@ -70,6 +75,9 @@ class Engine(Protocol):
 
     def take_over(self, model: PreTrainedModel, weights: str) -> None:
         """Draw with the weights that ``model`` has now from here on, and call them ``weights``."""
+
+    def held(self) -> set[str | None]:
+        """What the weights loaded last are called, by each part of the engine; None where a load failed."""
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order."""
@@ -147,7 +155,7 @@ class VLLMSampler:
             EngineFailed: it could not draw.
             ValueError: a prompt leaves no room for its completion.
         """
-        self._require_room(groups)
+        require_room(groups, self.settings.max_new_tokens, self.engine.context)
         chosen = member_keys(keys, group_size, members)
         requests = [
             Request(group.prompt_tokens, self._sampling(key))
@@ -155,7 +163,10 @@ class VLLMSampler:
             for key in keys
         ]
         completions = iter(self.engine.complete(requests))
-        policy = replace(self.settings.sampling_policy(weights_version), engine=self.engine.name)
+        # Names and weights are set one after the other, and another training may set either in between.
+        self._require_current(self.engine.held(), weights_version)
+        settings = replace(self.settings, shared_prompt=False)  # how vLLM keeps a prompt is its own affair
+        policy = replace(settings.sampling_policy(weights_version), engine=self.engine.name)
         return [
             [self._rollout(key, group, policy, next(completions)) for key in keys]
             for group, keys in zip(groups, chosen, strict=True)
@@ -163,16 +174,6 @@ class VLLMSampler:
 
     def _weights(self, weights_version: int) -> str:
         return f"{self.run}/update-{weights_version}"
-
-    def _require_room(self, groups: Sequence[PromptGroup]) -> None:
-        """vLLM would end a completion at its limit, as if it were the declared one."""
-        longest = max((len(group.prompt_tokens) for group in groups), default=0)
-        if longest + self.settings.max_new_tokens > self.engine.context:
-            raise ValueError(
-                f"a prompt has {longest} tokens and sampling.max_new_tokens is {self.settings.max_new_tokens}, "
-                f"together more than the {self.engine.context} that vLLM makes room for: raise engine.context (the "
-                "server's --max-model-len), or lower data.max_prompt_tokens or sampling.max_new_tokens"
-            )
 
     def _sampling(self, key: RolloutKey) -> dict[str, Any]:
         settings = self.settings
@@ -194,7 +195,7 @@ class VLLMSampler:
 
     def _rollout(self, key: RolloutKey, group: PromptGroup, policy: SamplingPolicy, drawn: Completion) -> Rollout:
         """Cut as the own sampler cuts, whatever vLLM takes for the end."""
-        self._require_current(drawn, policy.weights_version)
+        self._require_current(drawn.weights, policy.weights_version)
         stop = self._stop(drawn.tokens)
         length, finish_reason = ending(drawn.tokens, self.end_token_ids, stop)
         if finish_reason == "length" and length < self.settings.max_new_tokens:
@@ -213,13 +214,13 @@ class VLLMSampler:
             sampling_policy=policy,
         )
 
-    def _require_current(self, drawn: Completion, weights_version: int) -> None:
+    def _require_current(self, weights: Collection[str | None], weights_version: int) -> None:
         asked = self._weights(weights_version)
-        if drawn.weights != {asked}:
+        if set(weights) != {asked}:
+            named = ", ".join(sorted(one or "of no name" for one in weights)) or "of no name"
             raise StaleWeights(
-                f"vLLM drew with the weights {', '.join(sorted(drawn.weights)) or 'of no name'} where {asked} were "
-                "asked for: it was started again, or another training hands it weights. Nothing is trained on what it "
-                "drew; run the training again, with an engine of its own, to go on from its newest state"
+                f"vLLM drew with the weights {named} where {asked} were asked for: it was started again, or another "
+                "training hands it weights and needs an engine of its own. Nothing is trained on what it drew"
             )
 
     def _stop(self, tokens: Sequence[int]) -> Stop | None:
@@ -230,6 +231,26 @@ class VLLMSampler:
         drawn = tokens[: length - (reason == "end_token")]
         found = (self.stops.stop_at(drawn[: i + 1]) for i in range(len(drawn)))
         return next((stop for stop in found if stop is not None), None)
+
+
+def require_room(groups: Sequence[PromptGroup], max_new_tokens: int, context: int) -> None:
+    """vLLM would end a completion at its limit, as if it were the declared one.
+
+    Args:
+        groups: the prompts.
+        max_new_tokens: of a completion.
+        context: tokens that a prompt and its completion may have together.
+
+    Raises:
+        ValueError: a prompt leaves no room for its completion.
+    """
+    longest = max((len(group.prompt_tokens) for group in groups), default=0)
+    if longest + max_new_tokens > context:
+        raise ValueError(
+            f"a prompt has {longest} tokens and sampling.max_new_tokens is {max_new_tokens}, together more than the "
+            f"{context} that vLLM makes room for: raise engine.context (the server's --max-model-len), or lower "
+            "data.max_prompt_tokens or sampling.max_new_tokens"
+        )
 
 
 def seed_of(key: RolloutKey) -> int:

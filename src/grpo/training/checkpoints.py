@@ -72,6 +72,17 @@ class RoundCheckpoint(ModelCheckpoint):
         if trainer.global_step - self.saved_at >= self.every_n_updates:
             super().on_train_batch_end(trainer, pl_module, None, None, batch_idx)
             self.saved_at = trainer.global_step
+            self._forget_older(trainer)
+
+    def _forget_older(self, trainer: L.Trainer) -> None:
+        """Lightning spares the state that it resumed from: each interruption would leave one behind."""
+        assert self.dirpath is not None
+        folder, kept = Path(self.dirpath), Path(self.best_model_path).name
+        if not (trainer.is_global_zero and kept and (folder / kept).exists()):
+            return
+        for state in folder.glob("update-*.ckpt"):
+            if state.name != kept:
+                trainer.strategy.remove_checkpoint(state)
 
 
 def _validation_follows(trainer: L.Trainer, batch_idx: int) -> bool:

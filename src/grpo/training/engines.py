@@ -12,7 +12,8 @@ from grpo.rollouts.policies import LoadedPolicy
 from grpo.rollouts.sampling import Sampler
 from grpo.rollouts.sampling_settings import SamplingSettings
 from grpo.rollouts.vllm_engines import InProcess, Server
-from grpo.rollouts.vllm_sampling import Engine, VLLMSampler
+from grpo.rollouts.vllm_sampling import Engine, VLLMSampler, require_room
+from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.settings import LossSettings
 from grpo.training.strategies import all_processes
 
@@ -48,7 +49,7 @@ def check_engine(engine: EngineSettings, sampling: SamplingSettings, loss: LossS
 
 
 def make_engine(
-    module: L.LightningModule, policy: Path, engine: EngineSettings, sampling: SamplingSettings
+    module: L.LightningModule, policy: Path, engine: EngineSettings, sampling: SamplingSettings, longest_wait: float
 ) -> Engine | None:
     """The engine, where it is not the live policy itself; made before a model is loaded.
 
@@ -57,6 +58,7 @@ def make_engine(
         policy: its folder.
         engine: what draws.
         sampling: how tokens are drawn.
+        longest_wait: seconds that a server may go without a word.
 
     Raises:
         ValueError: the strategy leaves it no room, or no server answers.
@@ -65,13 +67,42 @@ def make_engine(
     if engine.name == "own":
         return None
     if engine.name == "vllm_server":
-        return Server(engine.address, sampling.max_rows)
+        return Server(engine.address, sampling.max_rows, longest_wait)
     if type(strategy) is not SingleDeviceStrategy:
         raise ValueError(
             f"engine.name is vllm with trainer.strategy {type(strategy).__name__}: an engine in the training process "
             "needs torch's process group for itself; set engine.name to vllm_server, or train on one device"
         )
     return InProcess(policy, engine, sampling.max_rows)
+
+
+def require_rooms(module: L.LightningModule, engine: Engine | None, sampling: SamplingSettings) -> None:
+    """Refuse a prompt of any round that leaves no room in the engine; the own sampler has that of the policy.
+
+    Raises:
+        ValueError: naming its length and what would make room.
+    """
+    if engine is not None:
+        problems: PromptGroupDataModule = module.trainer.datamodule  # type: ignore[attr-defined]
+        require_room(problems.prompts(), sampling.max_new_tokens, engine.context)
+
+
+def require_same_engine(engine: Engine | None, before: str | None) -> None:
+    """Refuse to go on from a state with another engine than made it: their draws and probabilities differ.
+
+    Args:
+        engine: None for the live policy itself.
+        before: name of the engine until then.
+
+    Raises:
+        ValueError: naming both, and what to do.
+    """
+    now = None if engine is None else engine.name
+    if now != before:
+        raise ValueError(
+            f"the run was sampled by {before} until its newest state, and engine.name gives {now} now: go on with the "
+            "engine that it began with, of that version and precision, or set runs to another folder, to begin anew"
+        )
 
 
 def make_sampler(
@@ -102,9 +133,3 @@ def hand_over(module: L.LightningModule, sampler: Sampler | VLLMSampler) -> None
         if module.trainer.is_global_zero:
             sampler.hand_over(module.trainer.global_step)
         module.trainer.strategy.barrier()
-
-
-def close_engine(sampler: Sampler | VLLMSampler) -> None:
-    """Let go of what an engine holds."""
-    if isinstance(sampler, VLLMSampler):
-        sampler.engine.close()

@@ -28,10 +28,18 @@ from grpo.rollouts.policies import LoadedPolicy, load_policy
 from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import SamplingSettings
 from grpo.rollouts.score_rollouts import refuse_failures, validate_components
+from grpo.rollouts.vllm_sampling import Engine
 from grpo.run_identity import policy_digest
 from grpo.training.adapter import add_adapter, frozen_weights, renew_reference, require_tried, with_adapter_merged
 from grpo.training.draw_groups import GroupSource
-from grpo.training.engines import check_engine, close_engine, hand_over, make_engine, make_sampler
+from grpo.training.engines import (
+    check_engine,
+    hand_over,
+    make_engine,
+    make_sampler,
+    require_rooms,
+    require_same_engine,
+)
 from grpo.training.phase_clock import PhaseClock
 from grpo.training.policy_update import UpdateRow, is_counted, update_rows
 from grpo.training.prompt_group_datamodule import RoundOfGroups
@@ -106,6 +114,8 @@ class GRPOModule(L.LightningModule):
         self.adapter_settings = adapter
         self.engine_settings = engine
         self.seed = seed
+        self.engine: Engine | None = None
+        self.longest_wait_minutes = 30.0
         self.rollout_log: RolloutLog | None = None
         self.ledger: Counter[str] = Counter()
         self.reference: PreTrainedModel | None = None
@@ -117,7 +127,9 @@ class GRPOModule(L.LightningModule):
         prepare_strategy(self)
         if self.adapter_settings is not None:
             require_tried(self.trainer.strategy)
-        engine = make_engine(self, self.policy_folder, self.engine_settings, self.sampling)
+        longest_wait = 60 * self.longest_wait_minutes
+        self.engine = make_engine(self, self.policy_folder, self.engine_settings, self.sampling, longest_wait)
+        require_rooms(self, self.engine, self.sampling)
         loaded = load_policy(self.policy_folder)
         if self.adapter_settings is not None:
             add_adapter(loaded.model, self.adapter_settings, self.loss_settings, self.seed)
@@ -125,7 +137,7 @@ class GRPOModule(L.LightningModule):
         self.policy = loaded.model.train()
         self.whole = WholePolicy(self.policy, cut_up=cuts_up_weights(self))
         self.loaded = replace(loaded, model=self.whole.model)
-        self.sampler = make_sampler(self, self.loaded, engine, self.sampling)
+        self.sampler = make_sampler(self, self.loaded, self.engine, self.sampling)
         self.groups = GroupSource(
             self.sampler, self.components, self.judges, self.reward_transform, self.round, self.seed
         )
@@ -153,12 +165,23 @@ class GRPOModule(L.LightningModule):
         """What is published, with plain weights."""
         if self.adapter_settings is None:
             return self.loaded
+        if policy_digest(self.policy_folder) != self.base_policy:
+            raise ValueError(
+                f"data.policy is {self.policy_folder}, which has changed since the training began: put it back and run "
+                "again; nothing is published, and the run's state is kept"
+            )
         return with_adapter_merged(self.policy_folder, self.whole.model, self.adapter_settings)
 
     def teardown(self, stage: str) -> None:
+        """Lightning comes here at the end of a whole run alone; whoever starts one is to close it, however it ends."""
+        self.close()
+
+    def close(self) -> None:
         """End the processes that rewards ran in, and an engine that was started for the run."""
         self.judges.close()
-        close_engine(self.sampler)
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
 
     def on_train_start(self) -> None:
         """Take rounds past the resumed one out of the record: they are about to be run again."""
@@ -300,15 +323,17 @@ class GRPOModule(L.LightningModule):
             logger.log_metrics(metrics, step=round_index)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The ledger, an adapter's form, and whether the reference's weights are no longer those that it began with."""
+        """The ledger, what draws, an adapter's form, and whether the reference is no longer what it began as."""
         keep_frozen_weights(self, keep=bool(self.reference_version))
         checkpoint["ledger"] = dict(self.ledger)
         checkpoint["reference_version"] = self.reference_version
+        checkpoint["engine"] = None if self.engine is None else self.engine.name
         if self.adapter_settings is not None:
             checkpoint["adapter"] = self.adapter_settings.form() | {"base_policy_sha256": self.base_policy}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give what is not kept back as it was loaded, so that every other name is still checked strictly."""
+        """Give back what is not kept, as it was loaded: one device and DDP check all other names strictly."""
+        require_same_engine(self.engine, checkpoint["engine"])
         self.ledger = Counter(checkpoint["ledger"])
         self.reference_version = checkpoint["reference_version"]
         if "state_dict" in checkpoint:  # DeepSpeed keeps weights in its own files

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import lightning as L
+import torch
 
-from grpo.training.strategies import all_processes
+from grpo.rewards import RewardComponent
+from grpo.training.strategies import all_processes, deepspeed_engine
 
 # How gloo, NCCL and torch's own store say that nobody answers.
 _NOBODY = re.compile(r"closed by peer|reset by peer|broken pipe|timed? ?out|remote (worker|process)", re.IGNORECASE)
+
+
+LONGEST_MINUTES = 365 * 24 * 60
 
 
 class LostProcess(RuntimeError):
@@ -36,6 +41,10 @@ class EndsTogether(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Lightning puts back what stood there before itself when the training ends.
         signal.signal(signal.SIGTERM, self._note)
+        engine = deepspeed_engine(pl_module)
+        if engine is not None:  # it has a group of its own, which waits as long as torch does by default
+            timeout = trainer.strategy._timeout  # type: ignore[attr-defined]
+            torch.distributed.distributed_c10d._set_pg_timeout(timeout, engine.data_parallel_group)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -49,18 +58,36 @@ class EndsTogether(L.Callback):
 
 def wait_at_most(trainer: L.Trainer, minutes: float) -> None:
     """Bound how long a process waits for the others; to be set before they are connected."""
-    if not minutes > 0:
-        raise ValueError(f"longest_wait_minutes is {minutes}: give minutes above 0 (30 is usual)")
-    if hasattr(trainer.strategy, "_timeout"):  # of DDP and DeepSpeed; one device waits for nobody
+    if not 0 < minutes <= LONGEST_MINUTES:
+        raise ValueError(f"longest_wait_minutes is {minutes}: give minutes above 0, up to {LONGEST_MINUTES} (a year)")
+    if hasattr(trainer.strategy, "_timeout"):  # of all but one device, which waits for nobody
         trainer.strategy._timeout = timedelta(minutes=minutes)
 
 
+def require_patience(trainer: L.Trainer, minutes: float, components: Mapping[str, RewardComponent]) -> None:
+    """Refuse a check that alone may take longer than the other processes wait; a round's checks add up.
+
+    Raises:
+        ValueError: naming the check, its limit and the wait.
+    """
+    if not hasattr(trainer.strategy, "_timeout"):  # one device: nobody waits
+        return
+    for name, component in components.items():
+        limit = component.limit_seconds
+        if limit is not None and limit > 60 * minutes:
+            raise ValueError(
+                f"model.rewards.{name}.limit_seconds is {limit:g}, longer than longest_wait_minutes = {minutes:g}: the "
+                "other processes would give this one up first; lower the limit, or raise longest_wait_minutes"
+            )
+
+
 @contextmanager
-def others_needed(minutes: float) -> Iterator[None]:
+def others_needed(minutes: float, processes: int) -> Iterator[None]:
     """Say what has happened where a message between processes fails.
 
     Args:
         minutes: that a process waits for another.
+        processes: how many there are; one waits for nobody.
 
     Raises:
         LostProcess: in the place of the library's error.
@@ -68,10 +95,15 @@ def others_needed(minutes: float) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # A plain RuntimeError, or torch's own of messages between processes; not one of those derived here.
-        if type(error).__module__ not in ("builtins", "torch", "torch.distributed") or not _NOBODY.search(str(error)):
+        if processes == 1 or not _is_of_a_message(error):
             raise
         raise LostProcess(
             f"another process of this run ended, or did not come within longest_wait_minutes = {minutes:g}: what it "
             f"printed says why. Run it again to go on from the newest state ({str(error).splitlines()[0]:.200})"
         ) from error
+
+
+def _is_of_a_message(error: RuntimeError) -> bool:
+    """A plain RuntimeError, or torch's own of messages between processes; not one derived here, nor one of a GPU."""
+    is_torch_s = type(error).__module__ in ("builtins", "torch", "torch.distributed")
+    return is_torch_s and "CUDA error" not in str(error) and _NOBODY.search(str(error)) is not None

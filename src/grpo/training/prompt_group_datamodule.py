@@ -170,8 +170,11 @@ class PromptGroupDataModule(L.LightningDataModule):
             [(problem, 0) for problem in validation[: self.validation_problems]], tokenizer, (template,)
         )
         if self.max_new_tokens is not None:
-            asked = [group for round in self.train_rounds for group in round.groups] + self.validation_groups
-            require_places(asked, self.max_new_tokens, self.policy, "model.sampling.max_new_tokens")
+            require_places(self.prompts(), self.max_new_tokens, self.policy, "model.sampling.max_new_tokens")
+
+    def prompts(self) -> list[PromptGroup]:
+        """All that this process asks in the run."""
+        return [group for round in self.train_rounds for group in round.groups] + self.validation_groups
 
     def train_dataloader(self) -> ResumableRoundLoader:
         return ResumableRoundLoader(self.train_rounds)

@@ -252,7 +252,7 @@ def check_together(
             f"reward_transform.invalid_tool_penalty is {transform.invalid_tool_penalty}, but sampling.tools is null "
             "and no call can be made: set it to 0, or name the tools"
         )
-    if sampling.max_rows < round.group_size:
+    if sampling.max_rows < round.group_size and not round.split_groups:
         raise ValueError(
             f"sampling.max_rows is {sampling.max_rows}, less than round.group_size = {round.group_size}: a group is "
             f"sampled together, so raise it to {round.group_size} or lower the group size"

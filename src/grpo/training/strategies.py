@@ -124,9 +124,12 @@ def cut_up(module: L.LightningModule, models: Sequence[PreTrainedModel | None]) 
     for model in models:
         if model is None or isinstance(next(model.parameters()), DTensor):
             continue
+        # Only a backward pass cuts the root up again by itself. A frozen model has none: its root would stay whole, and
+        # what is copied into it would be lost when a state is saved.
+        frozen = not any(weight.requires_grad for weight in model.parameters())
         for layer in [part for part in model.modules() if type(part).__name__ in (model._no_split_modules or ())]:
             fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        fully_shard(model, mesh=mesh, reshard_after_forward=True if frozen else None)
 
 
 def zero_stage(module: L.LightningModule) -> int | None:

@@ -44,6 +44,10 @@ class WholePolicy:
 @torch.no_grad()
 def copy_weights(source: Iterable[Parameter], to: Iterable[Parameter]) -> None:
     """Copy weight by weight; a collective call where either side is cut up."""
+    source, to = list(source), list(to)
+    for weights in (source, to):
+        kinds = {isinstance(weight, DTensor) for weight in weights}
+        assert len(kinds) <= 1, "some weights of a cut-up model are whole: it was not cut up again after its last pass"
     for theirs, mine in zip(source, to, strict=True):
         with _put_together(theirs), _put_together(mine, changed=True):
             whole = theirs.full_tensor() if isinstance(theirs, DTensor) else theirs
