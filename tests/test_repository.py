@@ -303,3 +303,19 @@ def test_the_image_says_when_shared_memory_is_too_small(
     said = entered(command, shared_mb, tmp_path)
     assert expected in said
     assert bool(said) == bool(expected)
+
+
+def test_no_regular_expression_relies_on_what_some_pythons_get_wrong() -> None:
+    """Possessive and atomic groups match wrongly in Python 3.11 up to 3.11.4, which Debian 12 packages."""
+    possessive_group = re.compile(r"\)(?:[*+?]|\{[\d,]+\})\+|\(\?>")
+    sources = (REPOSITORY / "src").rglob("*.py")
+    literals = [
+        (path, node.value)
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert literals
+    assert [(path.name, text) for path, text in literals if possessive_group.search(text)] == []
+    assert possessive_group.search(r"(?:a|ab)*+")
+    assert possessive_group.search(r"(?>a)")

@@ -23,37 +23,37 @@ def groups_of(*lengths: int) -> list[PromptGroup]:
 def test_the_longest_prompts_go_first_and_each_lot_is_ordered_by_length() -> None:
     waiting = WaitingGroups(groups_of(3, 1, 5, 4, 2), group_size=2, max_rows=5)
     assert waiting.slots == 5
-    assert waiting.take(0) == [3, 2]
-    assert waiting.take(0) == [4, 0]
-    assert waiting.take(0) == [1]
-    assert waiting.take(0) == []
+    assert waiting.take(0, prompts=0) == [3, 2]
+    assert waiting.take(0, prompts=0) == [4, 0]
+    assert waiting.take(0, prompts=0) == [1]
+    assert waiting.take(0, prompts=0) == []
 
 
 def test_groups_join_when_a_quarter_of_the_places_is_free_or_none_waits_on() -> None:
     waiting = WaitingGroups(groups_of(*[1] * 30), group_size=2, max_rows=16)
-    assert len(waiting.take(0)) == 8
-    assert waiting.take(16) == waiting.take(14) == []  # 2 of 16 places: too few to pay
-    assert waiting.take(13) == []  # room for one group
-    assert len(waiting.take(12)) == 2
-    assert len(waiting.take(0)) == 8
-    assert len(waiting.take(0)) == 8
-    assert len(waiting.take(8)) == 4
+    assert len(waiting.take(0, prompts=0)) == 8
+    assert waiting.take(16, prompts=0) == waiting.take(14, prompts=0) == []  # 2 of 16 places: too few to pay
+    assert waiting.take(13, prompts=0) == []  # room for one group
+    assert len(waiting.take(12, prompts=0)) == 2
+    assert len(waiting.take(0, prompts=0)) == 8
+    assert len(waiting.take(0, prompts=0)) == 8
+    assert len(waiting.take(8, prompts=0)) == 4
     few = WaitingGroups(groups_of(*[1] * 9), group_size=2, max_rows=16)
-    few.take(0)
-    assert few.take(15) == []
-    assert len(few.take(14)) == 1  # the last that waits
+    few.take(0, prompts=0)
+    assert few.take(15, prompts=0) == []
+    assert len(few.take(14, prompts=0)) == 1  # the last that waits
 
 
 def test_there_are_places_for_all_that_join() -> None:
     """Rows that grow on need not be whole groups: 4 of them and 3 groups of 3 are one more than 4 groups."""
     waiting = WaitingGroups(groups_of(*[1] * 9), group_size=3, max_rows=14)
-    assert len(waiting.take(0)) == 4
-    assert 4 + 3 * len(waiting.take(4)) == 13 <= waiting.slots
+    assert len(waiting.take(0, prompts=0)) == 4
+    assert 4 + 3 * len(waiting.take(4, prompts=0)) == 13 <= waiting.slots
 
 
 def test_a_group_larger_than_all_places_goes_by_itself() -> None:
     waiting = WaitingGroups(groups_of(1, 1), group_size=8, max_rows=4)
-    assert (waiting.take(0), waiting.take(8), waiting.take(0)) == ([1], [], [0])
+    assert (waiting.take(0, prompts=0), waiting.take(8, prompts=0), waiting.take(0, prompts=0)) == ([1], [], [0])
 
 
 def test_prompts_are_run_together_while_padding_is_small() -> None:

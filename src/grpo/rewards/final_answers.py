@@ -56,8 +56,10 @@ _CLAUSE_END = re.compile(
 # A line without prose: mathematics with single letters, and words only in \text, as a name of an environment,
 # or as one last word (a unit).
 _ALONE = re.compile(
-    # possessive: what it took is never given back, or a text could be read in exponentially many ways
-    r"(?:\\(?:text|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+|\\[^A-Za-z]|[^\\A-Za-z]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))*+"
+    # Each text is read in one way alone (a command with its braces is never also one without), or reading could take
+    # exponentially long.
+    r"(?:\\(?:text|begin|end)\s*\{[^{}]*\}|\\(?!(?:text|begin|end)\s*\{[^{}]*\})[A-Za-z]+(?![A-Za-z])"
+    r"|\\[^A-Za-z]|[^\\A-Za-z]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))*"
     r"(?:\b[A-Za-z]{2,}\W*)?"
 )
 _WORKING = re.compile(r"[^A-Za-z]*=[^A-Za-z]*")  # "6*7 = 42" is a step, of which the last number is the answer

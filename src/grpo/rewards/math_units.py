@@ -54,9 +54,11 @@ _UNITS = {
 _CAPITALS = {"N": "newton", "J": "joule", "W": "watt", "V": "volt", "L": "l"}
 # Letters alone are units only as text: "3 m" without a mark may be three times m.
 _PLAIN = "|".join(sorted((re.escape(name) for name in _UNITS if len(name) > 1), key=len, reverse=True))
-_POWER = r"(?:\^\{?-?[1-3]\}?)?"
-_GROUP = rf"\\text\s*\{{[^{{}}\d,]*{_POWER}\s*\}}{_POWER}"
-_MARKED = re.compile(rf"\s*({_GROUP}(?:\s*+(?:[/*]\s*+)?{_GROUP})*+)$")
+_EXPONENT = r"\^\{?-?[1-3]\}?"
+_POWER = rf"(?:{_EXPONENT})?"
+# Each text is read in one way alone, or reading could take exponentially long.
+_GROUP = rf"\\text\s*\{{[^{{}}\d,]*(?:{_EXPONENT}\s*)?\}}{_POWER}"
+_MARKED = re.compile(rf"\s*({_GROUP}(?:\s*(?:[/*]\s*)?{_GROUP})*)$")
 _MEASURE = rf"\s*(?:(?:sq|cu)\.? ?)?(?:{_PLAIN})s?{_POWER}(?:/(?:{_PLAIN}|[smhl])(?![a-zA-Z]){_POWER})?"
 _THINGS = rf"(?: [a-zA-Z]{{3,}}|[a-zA-Z]{{4,}}){_POWER}"
 _BARE = re.compile(rf"(?<=[\d}}%])((?:{_MEASURE}|{_THINGS})(?:[ /-][a-zA-Z'.]+)*{_POWER})$")

@@ -56,7 +56,7 @@ class WaitingGroups:
         self.most_prompts = min(len(groups), MOST_PROMPTS * at_once)
         self.longest_prompt = max(len(group.prompt_tokens) for group in groups)
 
-    def take(self, growing: int, prompts: int = 0) -> list[int]:
+    def take(self, growing: int, prompts: int) -> list[int]:
         """Those that join now, shortest first; none where it does not pay.
 
         Args:

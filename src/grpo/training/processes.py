@@ -18,7 +18,6 @@ from grpo.training.strategies import all_processes, deepspeed_engine
 # How gloo, NCCL and torch's own store say that nobody answers.
 _NOBODY = re.compile(r"closed by peer|reset by peer|broken pipe|timed? ?out|remote (worker|process)", re.IGNORECASE)
 
-
 LONGEST_MINUTES = 365 * 24 * 60
 
 
