@@ -161,7 +161,7 @@ def test_waiting_groups_keep_the_batch_full(monkeypatch: pytest.MonkeyPatch) -> 
     expected = sampler(model, SOME_ENDS, max_new_tokens=40, max_rows=16).sample(groups, keys, 2)
     joined = len(steps)
     take = WaitingGroups.take
-    monkeypatch.setattr(WaitingGroups, "take", lambda self, growing, _: [] if growing else take(self, 0))
+    monkeypatch.setattr(WaitingGroups, "take", lambda self, growing, _: [] if growing else take(self, 0, 0))
     steps.clear()
     got = sampler(model, SOME_ENDS, max_new_tokens=40, max_rows=16).sample(groups, keys, 2)
     assert drawn(got) == drawn(expected)
