@@ -19,21 +19,22 @@ ARG DEBIAN_FRONTEND=noninteractive
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev make ${PYTHON}-dev ${PYTHON}-venv \
  && rm -rf /var/lib/apt/lists/*
-# All are optional: where torch alone is taken from (a CPU build), a folder of wheels mounted into the build, and
-# further extras of pyproject.toml (EXTRAS=datasets,judge).
+# All are optional: where torch alone is taken from (a CPU build), a folder of wheels mounted into the build, pins
+# without hashes for wheels of one's own (CONSTRAINTS=constraints.txt), and further extras of pyproject.toml
+# (EXTRAS=datasets,judge).
 ARG TORCH_INDEX
 ARG PIP_FIND_LINKS
+ARG CONSTRAINTS
 ARG EXTRAS
 WORKDIR /workspace
-COPY Makefile pyproject.toml constraints.txt ./
+COPY Makefile pyproject.toml constraints.txt constraints-hashes.txt ./
 COPY src/grpo/__init__.py src/grpo/__init__.py
 # The recipe of every other machine, so the image holds the same versions of the same packages. What it installs to
 # check the code itself is for the development stage. SOURCE_DATE_EPOCH lets compiled files go by the content of their
 # source: going by its time, which layers round, a third of them would be compiled anew at every import.
 RUN export SOURCE_DATE_EPOCH=315532800 \
  && make setup VENV=/opt/venv PYTHON=${PYTHON} PIP_NO_CACHE_DIR=1 \
- && if [ -n "${EXTRAS}" ]; then /opt/venv/bin/python -m pip install --quiet --no-cache-dir \
-      --constraint constraints.txt --build-constraint constraints.txt --editable ".[${EXTRAS}]"; fi \
+ && if [ -n "${EXTRAS}" ]; then make extras VENV=/opt/venv PYTHON=${PYTHON} PIP_NO_CACHE_DIR=1; fi \
  && /opt/venv/bin/python -m pip uninstall --quiet --yes mypy pre-commit ruff virtualenv \
  && /opt/venv/bin/python -m pip check \
  # Some builds of torch ship the programs of their own tests, 120 MB.
@@ -109,6 +110,7 @@ FROM runtime AS development
 ARG PYTHON
 ARG DEBIAN_FRONTEND=noninteractive
 ARG PIP_FIND_LINKS
+ARG CONSTRAINTS
 USER root
 # The targets that install find the environment open to any user.
 RUN export SOURCE_DATE_EPOCH=315532800 \
@@ -116,10 +118,8 @@ RUN export SOURCE_DATE_EPOCH=315532800 \
  && apt-get install --yes --no-install-recommends g++ less ${PYTHON}-dev ${PYTHON}-venv \
  && apt-get clean \
  && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
- && python -m pip install --quiet --no-cache-dir --constraint constraints.txt --build-constraint constraints.txt \
-      --editable '.[test,dev,peers]' \
+ && make extras EXTRAS=test,dev,peers PIP_NO_CACHE_DIR=1 \
  && python -m pip check \
- && rm -rf build \
  && site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
  && chmod a+rwx /opt/venv/bin "$site" \
  && chmod -R a+rwX /opt/venv/bin/grpo "$site"/*grpo* src

@@ -4,6 +4,8 @@
 #   VENV=.venv               where the environment is kept
 #   TORCH_INDEX=URL          a package index that torch alone is taken from. pip's default on Linux is a CUDA
 #                            build of several gigabytes; without a GPU, name the index of PyTorch's CPU builds.
+#   CONSTRAINTS=constraints.txt   hold packages to their versions only, not to the hashes of their files: where an index
+#                            serves files of its own making, or TORCH_INDEX a CUDA build that needs other packages
 #   PYTEST_ARGS, REPRO_ARGS  passed on to pytest and to `dvc repro`
 #   SETUP=no                 use VENV as it is (the container image: its environment was built with the image)
 
@@ -17,6 +19,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SETUP ?= yes
 TORCH_INDEX ?=
+CONSTRAINTS ?= constraints-hashes.txt
 PYTEST_ARGS ?=
 REPRO_ARGS ?=
 
@@ -29,6 +32,20 @@ python := $(shell command -v $(PYTHON))
 venv := $(abspath $(VENV))
 stamp := $(venv)/.installed
 pip := $(venv)/bin/python -m pip
+comma := ,
+
+# pip then refuses a package without a hash, and a file whose hash is another. The hashes of constraints count since
+# pip 26.1, so pip itself comes first, as a requirement, which any pip checks. What cannot have one hash is installed by
+# itself: torch, whose builds differ, before the rest, and this project after it.
+define install # packages, as in: pip|setuptools
+awk '/^[^ ]/ { take = /^($(1))==/ } take' $(CONSTRAINTS) | $(pip) install --quiet --requirement /dev/stdin
+endef
+define install_extras # what pyproject.toml asks for with these extras, as in: test dev
+$(venv)/bin/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  extras = [project["optional-dependencies"][name] for name in sys.argv[1:]]; \
+  print(*project["dependencies"], *sum(extras, []), sep="\n")' $(1) | \
+  $(pip) install --quiet --constraint $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) --requirement /dev/stdin
+endef
 
 export PATH := $(venv)/bin:$(PATH)
 
@@ -53,12 +70,15 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONHASHSEED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup setup-vllm data repro repro-tiny test test-all test-peers test-gpu test-vllm lint format types check constraints bench bench-full peers clean FORCE
+.PHONY: help setup setup-vllm extras data repro repro-tiny test test-all test-peers test-gpu test-vllm lint format types check constraints bench bench-full peers clean FORCE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 setup: $(stamp) ## build the environment in .venv, or bring it up to date
+
+extras: $(stamp) ## install further extras of pyproject.toml: EXTRAS=datasets,judge
+	@$(call install_extras,$(subst $(comma), ,$(EXTRAS)))
 
 data: $(stamp) ## fetch the versioned problems
 	@dvc pull --quiet data.dvc || { echo "error: data/ could not be brought to what data.dvc says. If you edited it, version" \
@@ -77,7 +97,7 @@ test-all: data ## run every test that needs no GPU
 	python -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-peers: data ## run the tests that hold the mathematics against TRL, which is installed for it
-	$(pip) install --quiet --constraint constraints.txt --editable '.[peers]'
+	@$(call install_extras,peers)
 	python -m pytest tests/maths/test_against_trl.py tests/maths/test_against_trl_run.py $(PYTEST_ARGS)
 
 test-gpu: data ## run the tests that need an NVIDIA GPU
@@ -116,7 +136,7 @@ types: $(stamp) ## check the types
 # TRL, the peer, is installed for it.
 BENCH_ARGS ?=
 peers: $(stamp)
-	$(pip) install --quiet --constraint constraints.txt --editable '.[peers]'
+	@$(call install_extras,peers)
 
 bench: peers ## measure in some minutes, at small sizes: against TRL, and how costs grow
 	python benchmarks/against_trl.py --size tiny --quick $(BENCH_ARGS)
@@ -142,11 +162,11 @@ $(stamp): FORCE
 else
 # The stamp is written last and holds this folder's path: an interrupted installation, or a clone that was
 # copied or moved (whose environment still points at the old place), is built anew. Otherwise a changed
-# pyproject.toml or constraints.txt is installed over what is there.
+# pyproject.toml or changed pins are installed over what is there.
 ifneq ($(CURDIR),$(shell cat $(stamp) 2>/dev/null))
 $(stamp): FORCE
 endif
-$(stamp): pyproject.toml constraints.txt
+$(stamp): pyproject.toml constraints.txt $(CONSTRAINTS)
 	@test -n "$(python)" || { echo "error: no $(PYTHON) found: name a Python 3.11 or newer with PYTHON=" >&2; exit 2; }
 	@"$(python)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: $(python) is too old: name a Python 3.11 or newer with PYTHON=" >&2; exit 2; }
@@ -157,27 +177,34 @@ $(stamp): pyproject.toml constraints.txt
 	@if [ -z "$(TORCH_INDEX)" ] && [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
 	  echo "No NVIDIA GPU found. If pip now fetches a CUDA build of torch, interrupt it and see TORCH_INDEX in the Makefile."; fi
 	@command -v cc >/dev/null || echo "No C compiler found: one dependency (pycosat) comes as C source and needs it, once, here."
-	$(pip) install --quiet --constraint constraints.txt pip setuptools
+	@$(call install,pip|setuptools)
 	$(pip) install --quiet --constraint constraints.txt --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(pip) install --quiet --constraint constraints.txt --build-constraint constraints.txt --editable '.[test,dev]'
+	@$(call install_extras,test dev)
+	$(pip) install --quiet --no-deps --no-build-isolation --editable .
 	$(pip) check
 	@cp constraints.txt $(venv)/constraints.txt
 	@echo "$(CURDIR)" > $@
 endif
 
 # `make constraints` keeps every pin that still fits pyproject.toml; UPGRADE=--upgrade takes the newest of all.
-# One resolution covers CPU and CUDA builds and all platforms, which a freeze of one machine would not.
+# One resolution covers CPU and CUDA builds and all platforms, which a freeze of one machine would not. The hashes are
+# those of every file of a version.
 UPGRADE ?=
-constraints: ## write constraints.txt anew from pyproject.toml
+constraints: ## write constraints.txt and constraints-hashes.txt anew from pyproject.toml
 	@tools=$$(mktemp -d); trap 'rm -rf "$$tools"' EXIT; \
 	"$(python)" -m venv "$$tools"; \
 	"$$tools/bin/python" -m pip install --quiet --constraint constraints.txt uv; \
 	cp constraints.txt "$$tools/pins.txt"; \
 	printf 'pip\nsetuptools\nuv\n' | "$$tools/bin/uv" pip compile --quiet --native-tls --universal --fork-strategy fewest \
-	  --all-extras --no-annotate --no-header --no-emit-index-url $(UPGRADE) --output-file "$$tools/pins.txt" pyproject.toml -; \
+	  --generate-hashes --all-extras --no-annotate --no-header --no-emit-index-url $(UPGRADE) \
+	  --output-file "$$tools/pins.txt" pyproject.toml -; \
 	{ echo '# Every package of the tree, at one version. Written by `make constraints`; not edited by hand.'; \
-	  sed -e 's/ ;.*//' "$$tools/pins.txt" | LC_ALL=C sort; } > constraints.txt.partial; \
+	  sed -nE 's/^([^ ]+==[^ ]+).*/\1/p' "$$tools/pins.txt" | LC_ALL=C sort; } > constraints.txt.partial; \
+	{ echo '# The pins of constraints.txt with the hashes of their files, but for torch. Written by `make constraints`.'; \
+	  awk '{ sub(/ ;.*/, " \\") } /^[^ ]/ { hashed = !/^torch==/ } hashed' "$$tools/pins.txt"; \
+	} > constraints-hashes.txt.partial; \
 	mv constraints.txt.partial constraints.txt; \
+	mv constraints-hashes.txt.partial constraints-hashes.txt; \
 	echo "constraints.txt holds $$(grep -c == constraints.txt) packages"
 
 clean: ## remove the environment and the tools' caches; results in build/, runs/ and report/ stay

@@ -6,7 +6,10 @@ import ast
 import os
 import re
 import subprocess
+import sys
 import tomllib
+import zipfile
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,14 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
+def hashes() -> dict[str, list[str]]:
+    """The lines below each pin of constraints-hashes.txt."""
+    joined = text("constraints-hashes.txt").replace("\\\n", "").splitlines()
+    words = [line.split() for line in joined if not line.startswith("#")]
+    assert len({pin for pin, *_ in words}) == len(words)
+    return {pin: found for pin, *found in words}
+
+
 def requirements() -> list[Requirement]:
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"].values()
@@ -113,6 +124,45 @@ def test_constraints_are_plain_pins() -> None:
     lines = [line for line in text("constraints.txt").splitlines() if not line.startswith("#")]
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.!]+", line)] == []
     assert len({canonicalize_name(line.partition("==")[0]) for line in lines}) == len(lines)
+
+
+def test_every_pin_but_torch_has_its_hashes() -> None:
+    pinned = {f"{name}=={version}" for name, version in pins().items() if name != "torch"}
+    assert hashes().keys() == pinned, "constraints-hashes.txt and constraints.txt disagree: run `make constraints`"
+    assert [pin for pin, found in hashes().items() if not found] == []
+    words = [word for found in hashes().values() for word in found]
+    assert [word for word in words if not re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", word)] == []
+
+
+@pytest.mark.parametrize(
+    ("constraint", "refusal"),
+    [
+        ("example==1.0 --hash=sha256:{own}", None),
+        ("example==1.0 --hash=sha256:{other}", "DO NOT MATCH THE HASHES"),
+        ("another==1.0 --hash=sha256:{other}", "--require-hashes"),
+    ],
+    ids=["own", "other", "none"],
+)
+def test_pip_holds_files_to_the_hashes_of_constraints(constraint: str, refusal: str | None, tmp_path: Path) -> None:
+    """The Makefile relies on it, and pip before 26.1 did not."""
+    wheel = tmp_path / "example-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("example-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: example\nVersion: 1.0\n")
+        archive.writestr("example-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("example-1.0.dist-info/RECORD", "")
+    digests = {"own": sha256(wheel.read_bytes()).hexdigest(), "other": "0" * 64}
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text(constraint.format(**digests), encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--find-links", str(tmp_path)]
+    ran = subprocess.run(
+        [*pip, "--constraint", str(constraints), "example>=0.5"],
+        env={"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (ran.returncode == 0) == (refusal is None), ran.stderr
+    assert (refusal or "") in ran.stderr
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
@@ -253,7 +303,7 @@ def test_the_image_is_built_from_the_pins_and_runs_without_root() -> None:
     ]
     build, runtime, development, default = stages.values()
     assert "make setup" in build
-    assert "--constraint constraints.txt" in development
+    assert "make extras EXTRAS=test,dev,peers" in development
     # Compiled files that go by times are stale once a layer has rounded these.
     assert "SOURCE_DATE_EPOCH=" in build
     assert "SOURCE_DATE_EPOCH=" in development
