@@ -35,14 +35,14 @@ TOKENIZER = character_tokenizer()
 TEMPLATE = PromptTemplate("bare", "{question}")
 
 
-def random_llama(seed: int = 0, spread: float = 0.1) -> LlamaForCausalLM:
-    """Two layers, 32 wide; a larger spread of the weights makes it surer of its tokens."""
+def random_llama(seed: int = 0, spread: float = 0.1, layers: int = 2) -> LlamaForCausalLM:
+    """32 wide; a larger spread of the weights makes it surer of its tokens."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(TOKENIZER),
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -55,10 +55,10 @@ def random_llama(seed: int = 0, spread: float = 0.1) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def policy_folder(folder: Path, seed: int = 0, spread: float = 0.1) -> Path:
+def policy_folder(folder: Path, seed: int = 0, spread: float = 0.1, layers: int = 2) -> Path:
     """A policy folder of random weights, which ends a completion at a new line too."""
     ends = (TOKENIZER.eos_token_id, *TOKENIZER("\n").input_ids)
-    model = random_llama(seed, spread)
+    model = random_llama(seed, spread, layers)
     model.generation_config = GenerationConfig(eos_token_id=list(ends), pad_token_id=ends[0], do_sample=True)
     save_policy(folder, LoadedPolicy(model, TOKENIZER, TEMPLATE, ends), {"made": "for tests"})
     return folder
@@ -145,9 +145,9 @@ class KeepsState(L.Callback):
         self.to = to
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        newest = newest_checkpoint(Path(trainer.default_root_dir))
-        assert newest is not None
-        if trainer.is_global_zero:
+        if trainer.is_global_zero:  # the first process may have published before another comes here
+            newest = newest_checkpoint(Path(trainer.default_root_dir))
+            assert newest is not None
             if newest.is_dir():
                 shutil.copytree(newest, self.to)
             else:

@@ -25,6 +25,9 @@ from grpo.training.strategies import deepspeed_engine
 
 TESTS = Path(__file__).resolve().parent
 SECONDS = 400
+# As it is before any test. A training within the tests' own process leaves the address of its W&B service behind; a
+# command that took it over would find a killed run's name in use there, and end before it could go on.
+STARTED_WITH = dict(os.environ)
 STRATEGIES: dict[str, Any] = {
     "ddp": "ddp",
     "fsdp2": {"class_path": "grpo.training.strategies.FullyShardedStrategy"},
@@ -77,7 +80,7 @@ def written_config(
     config["checkpoint_every_n_updates"] = 1
     config["model"]["loss"] = {"reduction": "token_mean"}
     for section, values in (model or {}).items():
-        config["model"][section] |= values
+        config["model"][section] = config["model"].get(section, {}) | values
     keeps = {"class_path": "fixtures_policy.KeepsState", "init_args": {"to": str(folder / "kept")}}
     config["trainer"] |= {"devices": processes, "strategy": strategy, "callbacks": [keeps, *callbacks]}
     config["data"] |= changes.pop("data", {})
@@ -91,9 +94,10 @@ def train(
     model: dict[str, Any] | None = None,
     fails: bool = False,
     callbacks: Sequence[Any] = (),
+    **changes: Any,
 ) -> str:
     """The train stage as a command, as a user runs it; gives what it printed."""
-    config = written_config(folder, strategy, processes, model, callbacks)
+    config = written_config(folder, strategy, processes, model, callbacks, **changes)
     output, code = run([sys.executable, "-m", "grpo", "train", "--config", config], environment())
     assert (code != 0) is fails, output[-3000:]
     return output
@@ -101,7 +105,7 @@ def train(
 
 def environment() -> dict[str, str]:
     paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
-    return os.environ | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    return STARTED_WITH | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
 def run(command: list[str], environment: dict[str, str]) -> tuple[str, int]:
@@ -257,6 +261,20 @@ class CountsSteps(L.Callback):
         assert engine is not None
         counted = f"{self.passes} {engine.global_steps} {trainer.global_step}"
         self.to.with_suffix(f".{trainer.global_rank}").write_text(counted)
+
+
+class CutsUpEveryWeight(L.Callback):
+    """Has DeepSpeed's stage 3 leave no weight whole, as it does with small ones, and gather few before their turn."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        config = getattr(trainer.strategy, "config", None)
+        if config is not None:
+            config["zero_optimization"] |= {
+                "stage3_param_persistence_threshold": 0,
+                "stage3_prefetch_bucket_size": 2_000,
+                "stage3_max_live_parameters": 4_000,
+                "reduce_bucket_size": 50_000,
+            }
 
 
 class CountsStates(L.Callback):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from contextlib import suppress
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fixtures_policy import train_config, write_config
+from fixtures_processes import STRATEGIES, train
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,48 +16,18 @@ from grpo.export import ExportSettings, adapter_form, export, policy_weights
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 
-TESTS = Path(__file__).resolve().parents[1]
-STRATEGIES: dict[str, Any] = {
-    "ddp": "ddp",
-    **{
-        f"deepspeed_{stage}": {
-            "class_path": "grpo.training.strategies.CPUDeepSpeedStrategy",
-            "init_args": {"stage": stage},
-        }
-        for stage in (1, 2, 3)
-    },
-}
+TRIED = ("ddp", "fsdp2", "deepspeed_1", "deepspeed_2", "deepspeed_3")
+DATA = {"rounds": 4, "validation_problems": 0}
 
 
-def train(folder: Path, strategy: Any, processes: int, dies: bool = False) -> str:
-    """The train stage as a command, its reference renewed after every second round; gives what it printed."""
-    folder.mkdir(exist_ok=True)
-    config = train_config(folder, rounds=4, groups_per_round=4, validation_problems=0)
-    config["checkpoint_every_n_updates"] = 1
-    config["model"] |= {
+def changes(**rewards: Any) -> dict[str, Any]:
+    """An adapter is trained, and its reference renewed after every second round."""
+    return {
         "adapter": {"rank": 4, "alpha": 8.0},
-        "loss": {"reduction": "token_mean", "reference_refresh_rounds": 2},
+        "loss": {"reference_refresh_rounds": 2},
         "optimizer": {"learning_rate": 1e-2, "micro_batch_rows": 3},
+        "rewards": rewards,
     }
-    dying = {"class_path": "fixtures_policy.DiesOnce", "init_args": {"marker": str(folder / "died"), "calls": 28}}
-    check = dying if dies else "fixtures_policy.share_of_lower_case"
-    config["model"]["rewards"] = {"lower_case": {"check": check, "limit_seconds": None}}
-    keeps = {"class_path": "fixtures_policy.KeepsState", "init_args": {"to": str(folder / "kept")}}
-    config["trainer"] |= {"devices": processes, "strategy": strategy, "callbacks": [keeps]}
-    command = [sys.executable, "-m", "grpo", "train", "--config", write_config(folder / "train.yaml", config)]
-    paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
-    environment = os.environ | {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=400)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    failed = dies and not (folder / "output").exists()
-    assert (process.returncode != 0) is failed, output[-3000:]
-    return output
 
 
 def adapter(folder: Path) -> Tensor:
@@ -72,14 +38,14 @@ def adapter(folder: Path) -> Tensor:
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one") / "run"
-    train(folder, "auto", 1)
+    train(folder, "auto", 1, changes(), data=DATA)
     return folder
 
 
-@pytest.fixture(scope="module", params=STRATEGIES)
+@pytest.fixture(scope="module", params=TRIED)
 def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param) / request.param
-    train(folder, STRATEGIES[request.param], 2)
+    train(folder, STRATEGIES[request.param], 2, changes(), data=DATA)
     return folder
 
 
@@ -91,11 +57,14 @@ def test_two_processes_train_the_adapter_of_one(one: Path, two: Path) -> None:
 
 
 def test_a_killed_run_of_two_ends_as_the_straight_one(two: Path, tmp_path: Path) -> None:
-    """It dies in the last round, when the reference has been renewed."""
+    """It dies in the last round; the state it goes on from holds a reference that was renewed before."""
     strategy = STRATEGIES[two.name]
-    train(tmp_path / "run", strategy, 2, dies=True)
-    assert (tmp_path / "run" / "died").exists()
-    assert "going on from" in train(tmp_path / "run", strategy, 2, dies=True)
+    dying = {"class_path": "fixtures_policy.DiesOnce", "init_args": {"marker": str(tmp_path / "died"), "calls": 34}}
+    model = changes(lower_case={"check": dying, "limit_seconds": None})
+    assert "going on from" not in train(tmp_path / "run", strategy, 2, model, fails=True, data=DATA)
+    assert (tmp_path / "died").exists()
+    output = train(tmp_path / "run", strategy, 2, model, data=DATA)
+    assert re.search(r"going on from \S+/update-3\.ckpt", output), output
     assert torch.equal(*(adapter(folder / "output" / "policy") for folder in (tmp_path / "run", two)))
 
 

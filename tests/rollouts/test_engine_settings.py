@@ -29,6 +29,7 @@ from grpo.rollouts.vllm_sampling import Completion, EngineFailed, Request, Stale
         ({"name": "vllm", "context": 1}, r"engine\.context is 1: a prompt and its completion are at least 2"),
         ({"context": 64}, r"engine\.context is 64, which has an effect only where engine\.name is vllm, and it is own"),
         ({"name": "vllm_server", "precision": "bfloat16"}, r"engine\.precision is bfloat16, which has an effect only"),
+        ({"name": "vllm", "gather_weights": False}, r"engine\.gather_weights is False, .* engine\.name is own, and it"),
         ({"name": "vllm", "address": "http://a:1"}, r"engine\.address is http://a:1, .* engine\.name is vllm_server"),
     ],
 )

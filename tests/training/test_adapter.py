@@ -12,8 +12,7 @@ import pytest
 import torch
 from fixtures_policy import TOKENIZER, adapter_folder, policy_folder, random_llama, train_config, write_config
 from fixtures_rounds import LOWER_CASE, Run, gradient, plain_logprobs, relative_difference
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
-from peft import LoraConfig, PeftModel, inject_adapter_in_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -29,11 +28,12 @@ from grpo.rollouts.adapters import (
     as_reference,
     merge,
     put_adapter,
+    require_fit,
     trained_weights,
 )
 from grpo.rollouts.completion_logprobs import completion_logprobs
 from grpo.rollouts.policies import load_policy
-from grpo.training.adapter import require_tried
+from grpo.training import grpo_module
 from grpo.training.checkpoints import newest_checkpoint
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.settings import LossSettings, OptimizerSettings, RoundSettings
@@ -358,6 +358,10 @@ def test_what_is_published_is_a_plain_folder_with_the_adapter_in_its_weights(fin
         assert (merged(tokens).logits - beside(tokens).logits).abs().max() > 1e-2
     torch.testing.assert_close(merged(tokens).logits, beside(tokens).logits, atol=1e-4, rtol=1e-4)
     assert greedy(merged) == greedy(beside)
+    found = AutoPeftModelForCausalLM.from_pretrained(str(published / "adapter"))  # with the base that its file names
+    assert torch.equal(found(tokens).logits, beside(tokens).logits)
+    layers = json.loads((published / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert layers == sorted(layers)  # the same bytes from the same run
 
 
 def test_the_published_policy_says_what_the_live_one_says(tmp_path: Path) -> None:
@@ -410,6 +414,8 @@ def test_a_published_adapter_can_be_begun_with(finished: Path, tmp_path: Path) -
     ("settings", "message"),
     [
         ({"rank": 0}, r"adapter\.rank is 0: it must be at least 1"),
+        ({"rank": None}, r"adapter\.rank is null: give a number"),
+        ({"alpha": None}, r"adapter\.alpha is null: give a number"),
         ({"alpha": 0.0}, r"adapter\.alpha is 0\.0: it must be positive"),
         ({"alpha": float("nan")}, r"adapter\.alpha is nan"),
         ({"target_modules": ()}, r"adapter\.target_modules is \[\]"),
@@ -421,18 +427,27 @@ def test_settings_that_cannot_work_are_refused_by_name(settings: dict[str, Any],
         GRPOModule(Path("no/such/policy"), LOWER_CASE, adapter=AdapterSettings(**settings))
 
 
-def test_a_strategy_without_a_trial_is_refused() -> None:
-    require_tried(DDPStrategy())
-    with pytest.raises(ValueError, match=r"adapter is given with trainer\.strategy FSDPStrategy, .* not tried"):
-        require_tried(FSDPStrategy())
-
-
 @pytest.mark.parametrize("target", ["q_prj", "lm_head", "embed_tokens", "proj"])
-def test_layers_that_there_are_not_are_listed_before_training(tmp_path: Path, target: str) -> None:
+def test_layers_that_there_are_not_are_listed_before_weights_are_read(
+    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path, adapter=AdapterSettings(target_modules=("q_proj", target)))
+    monkeypatch.delattr(grpo_module, "load_policy")
     with pytest.raises(ValueError, match=rf"adapter\.target_modules .* \['{target}'\] are no .* name some of \['down_"):
         run.go()
     assert not (tmp_path / "record").exists()
+
+
+def test_an_adapter_trained_beside_another_policy_is_no_beginning(tmp_path: Path, finished: Path) -> None:
+    """The policy that was published with it is another one too: it would hold it twice."""
+    published = finished / "output" / "policy"
+    start = AdapterSettings(rank=4, alpha=8.0, start=published / "adapter")
+    require_fit(finished / "policy", start)
+    policy_folder(tmp_path / "other", seed=9)
+    for policy in (published, tmp_path / "other"):
+        message = rf"start is {start.start}, which was trained beside another policy than data\.policy = {policy} \(be"
+        with pytest.raises(ValueError, match=message):
+            require_fit(policy, start)
 
 
 @pytest.mark.parametrize("name", ["rank", "alpha"])
@@ -475,6 +490,30 @@ def test_an_adapter_that_peft_trained_is_a_beginning(tmp_path: Path) -> None:
     tokens = torch.tensor([[5, 6, 7]])
     assert torch.equal(model(tokens).logits, peft_model.eval()(tokens).logits)
     assert not torch.equal(model(tokens).logits, random_llama()(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("of_the_config", "message"),
+    [({"r": "4"}, "describes no LoRA adapter"), ({"use_magic": True}, r"another kind .* it has \{'use_magic': True\}")],
+)
+def test_an_adapter_that_says_more_than_is_known_is_refused(
+    tmp_path: Path, of_the_config: dict[str, Any], message: str
+) -> None:
+    run = Run(tmp_path, adapter=from_adapter(random_adapter(tmp_path / "adapter")))
+    written = tmp_path / "adapter" / "adapter_config.json"
+    config = json.loads(written.read_text())
+    written.write_text(json.dumps(config | {"off_in_a_later_version": False}))
+    require_fit(tmp_path / "policy", run.module.adapter_settings)
+    written.write_text(json.dumps(config | of_the_config))
+    with pytest.raises(ValueError, match=message):
+        Run(tmp_path, adapter=from_adapter(tmp_path / "adapter")).go()
+
+
+def test_whole_numbers_are_no_factors(tmp_path: Path) -> None:
+    weights = random_adapter(tmp_path / "adapter") / "adapter_model.safetensors"
+    save_file({name: weight.to(torch.int64) for name, weight in load_file(weights).items()}, weights)
+    with pytest.raises(ValueError, match="other weights than pairs of finite factors"):
+        read_adapter(from_adapter(tmp_path / "adapter"))
 
 
 def test_a_broken_adapter_is_refused(tmp_path: Path) -> None:

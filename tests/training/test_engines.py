@@ -15,7 +15,7 @@ import pytest
 from fixtures_engines import stand_in
 from fixtures_policy import problem_folder, train_config, write_config
 from fixtures_rounds import LOWER_CASE
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from grpo.__main__ import main
 from grpo.problem_files import read_problems, write_problems
@@ -29,6 +29,7 @@ from grpo.training.engines import make_engine
 from grpo.training.grpo_module import GRPOModule
 from grpo.training.prompt_group_datamodule import problem_order
 from grpo.training.settings import LossSettings
+from grpo.training.strategies import CPUDeepSpeedStrategy, FullyShardedStrategy
 
 
 def test_probabilities_that_nobody_recorded_are_not_put_under_the_ratio() -> None:
@@ -53,6 +54,21 @@ def test_an_engine_in_the_process_is_refused_where_there_are_several() -> None:
     module: Any = SimpleNamespace(trainer=SimpleNamespace(strategy=DDPStrategy()))
     with pytest.raises(ValueError, match=r"engine\.name is vllm with trainer\.strategy DDPStrategy: .*vllm_server"):
         make_engine(module, Path("nowhere"), EngineSettings("vllm"), SamplingSettings(), 1.0)
+
+
+@pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy("cpu"), CPUDeepSpeedStrategy(2)])
+def test_doing_without_a_copy_is_refused_where_there_is_none(strategy: Strategy) -> None:
+    module: Any = SimpleNamespace(trainer=SimpleNamespace(strategy=strategy))
+    expected = rf"engine\.gather_weights is false with trainer\.strategy {type(strategy).__name__}, .* set it to true"
+    with pytest.raises(ValueError, match=expected):
+        make_engine(module, Path("nowhere"), EngineSettings(gather_weights=False), SamplingSettings(), 1.0)
+    assert make_engine(module, Path("nowhere"), EngineSettings(), SamplingSettings(), 1.0) is None
+
+
+@pytest.mark.parametrize("strategy", [FullyShardedStrategy(), CPUDeepSpeedStrategy(3)])
+def test_doing_without_a_copy_is_taken_where_weights_are_cut_up(strategy: Strategy) -> None:
+    module: Any = SimpleNamespace(trainer=SimpleNamespace(strategy=strategy))
+    assert make_engine(module, Path("nowhere"), EngineSettings(gather_weights=False), SamplingSettings(), 1.0) is None
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, address: str = "http://127.0.0.1:1") -> int:

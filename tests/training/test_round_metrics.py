@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import lightning as L
 import pytest
 import torch
-from fixtures_policy import scored_group
+from fixtures_policy import scored_group, share_of_lower_case
+from fixtures_rounds import Run
 from torch import Tensor
 
 from grpo.maths.grpo_loss import grpo_loss
-from grpo.records import FinishReason, Score, ScoredRollout, ToolCall
+from grpo.records import FinishReason, Problem, Score, ScoredRollout, ToolCall
 from grpo.rewards import RewardComponent
 from grpo.rollouts.flat_groups import DrawnGroup, judge_draw, judge_group
 from grpo.rollouts.reward_transform import RewardTransform, reward_of
@@ -314,6 +316,34 @@ def test_the_phases_and_the_rest_add_up_to_the_round() -> None:
     assert metrics["seconds/other"] >= 0.02
     whole = metrics.pop("seconds/round")
     assert sum(metrics.values()) == pytest.approx(whole)
+
+
+class TimesSteps(L.Callback):
+    """A clock of its own around each step, from outside the module."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+def slowly(problem: Problem, completion: str) -> Score:
+    time.sleep(0.04)
+    return share_of_lower_case(problem, completion)
+
+
+def test_the_phases_of_real_rounds_leave_little_of_a_step_untold(tmp_path: Path) -> None:
+    """The best of four: another program may hold any one of them up."""
+    clock = TimesSteps()
+    run = Run(tmp_path / "run", {"slow": RewardComponent(slowly)}, rounds=4).go(clock)
+    told = [sum(row[f"seconds/{name}"] for name in ("rollout", "reward", "update", "record")) for row in run.metrics]
+    assert all(row["seconds/reward"] >= 12 * 0.04 for row in run.metrics)
+    assert all(part <= step for part, step in zip(told, clock.seconds, strict=True))
+    assert max(part / step for part, step in zip(told, clock.seconds, strict=True)) > 0.95
 
 
 def test_a_phase_inside_another_would_count_twice() -> None:

@@ -2,6 +2,7 @@ import csv
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.loggers import WandbLogger
 
 from grpo.training.run_loggers import RoundCSVLogger, RoundLineLogger, WandbSettings, run_loggers
 
@@ -57,6 +58,17 @@ def test_each_run_gets_a_wandb_run_of_its_own(tmp_path: Path, monkeypatch: pytes
         *_, wandb = run_loggers(tmp_path / name, name, WandbSettings("offline", project="p", group="g"))
         assert wandb.version == name
         assert wandb.save_dir == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(("mode", "offline"), [("offline", True), ("dryrun", True), ("online", False)])
+def test_the_environment_decides_whether_wandb_is_sent_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, offline: bool
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    *_, wandb = run_loggers(tmp_path, "id", WandbSettings("disabled"))
+    assert isinstance(wandb, WandbLogger)
+    assert wandb._offline is offline
+    assert wandb._wandb_init["resume"] == (None if offline else "allow")
 
 
 def test_a_log_file_gets_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:

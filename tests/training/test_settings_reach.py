@@ -517,6 +517,7 @@ LINKED = {
 }
 
 # What another engine than this project's own sampler reads: tests/rollouts/test_vllm_sampling.py has runs with each.
+# And what several processes alone can show, as tests/distributed/test_gathering.py does.
 OF_ENGINES = {f"model.engine.{each.name}" for each in fields(EngineSettings)}
 
 # What a run needs besides, which is not looked for.

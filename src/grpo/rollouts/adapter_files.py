@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from grpo.run_identity import policy_digest
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+# In the metadata of the weights: the policy that they stand beside.
+_BASE = "base_policy_sha256"
 # What a folder's configuration may have otherwise: it says where the adapter came from, how it was trained, or which
 # layers it stands on, which its weights say too.
 _OF_NO_MATTER = frozenset(
@@ -59,6 +64,9 @@ class AdapterSettings:
         Raises:
             ValueError: naming the key, its value and what to do.
         """
+        for name in ("rank", "alpha"):  # the parser lets null through
+            if getattr(self, name) is None:
+                raise ValueError(f"adapter.{name} is null: give a number, or leave the key out for the default")
         if self.rank < 1:
             raise ValueError(f"adapter.rank is {self.rank}: it must be at least 1 (8 to 64 is usual)")
         if not 0 < self.alpha < math.inf:
@@ -125,17 +133,20 @@ class AdapterWeights:
             folder: is made.
         """
         folder.mkdir()
-        layers = self.settings.target_modules or {name.rpartition(".")[2] for name in self.factors}
-        config = lora_config(self.settings, sorted(layers))
+        layers = sorted(self.settings.target_modules or {name.rpartition(".")[2] for name in self.factors})
+        config = lora_config(self.settings, layers)
         config.base_model_name_or_path = None if self.base is None else str(self.base)
         config.inference_mode = True
+        config.task_type = "CAUSAL_LM"
+        config.target_modules = layers  # PEFT keeps a set, which it would write in another order each time
         config.save_pretrained(str(folder))
         tensors = {
             f"{_PREFIX}{name}.lora_{factor}.weight": weight.contiguous()
             for name, pair in self.factors.items()
             for factor, weight in zip("AB", pair, strict=True)
         }
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        beside = {} if self.base is None else {_BASE: policy_digest(self.base)}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"} | beside)
 
 
 def lora_config(settings: AdapterSettings, layers: Sequence[str]) -> LoraConfig:
@@ -160,7 +171,7 @@ def read_adapter(settings: AdapterSettings) -> AdapterWeights | None:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"adapter.start is {settings.start}, whose {WEIGHTS} cannot be read ({error})") from error
-    broken = [name for name, weight in tensors.items() if not bool(weight.isfinite().all())]
+    broken = [name for name, w in tensors.items() if not (w.is_floating_point() and bool(w.isfinite().all()))]
     names = {name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0] for name in tensors}
     pairs = {name: tuple(f"{_PREFIX}{name}.lora_{factor}.weight" for factor in "AB") for name in names}
     if broken or {name for pair in pairs.values() for name in pair} != tensors.keys():
@@ -171,6 +182,31 @@ def read_adapter(settings: AdapterSettings) -> AdapterWeights | None:
     return AdapterWeights(settings, {name: (tensors[a].float(), tensors[b].float()) for name, (a, b) in pairs.items()})
 
 
+def require_beside(settings: AdapterSettings, policy: Path) -> None:
+    """Refuse an adapter to begin with that was published beside another policy; PEFT's own say nothing of theirs.
+
+    A policy that holds the adapter already is another one: it would have it twice.
+
+    Args:
+        settings: of the adapter.
+        policy: folder of the policy that it is put into.
+
+    Raises:
+        ValueError: naming both.
+    """
+    if settings.start is None:
+        return
+    with safe_open(settings.start / WEIGHTS, "pt") as file:
+        beside = (file.metadata() or {}).get(_BASE)
+    if beside not in (None, policy_digest(policy)):
+        config = json.loads((settings.start / CONFIG).read_text(encoding="utf-8"))
+        raise ValueError(
+            f"adapter.start is {settings.start}, which was trained beside another policy than data.policy = {policy} "
+            f"(beside {config.get('base_model_name_or_path')}; the policy published with an adapter holds it already): "
+            "name that policy as data.policy, or set adapter.start to null"
+        )
+
+
 def _require_form(folder: Path, settings: AdapterSettings) -> None:
     """What can be told without PEFT: the files are there, and of this rank and alpha."""
     for name in (CONFIG, WEIGHTS):
@@ -179,6 +215,8 @@ def _require_form(folder: Path, settings: AdapterSettings) -> None:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         theirs = {"rank": config["r"], "alpha": config["lora_alpha"]}
+        if not all(isinstance(value, int | float) for value in theirs.values()):
+            raise TypeError(f"no numbers: {theirs}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"adapter.start is {folder}, whose {CONFIG} describes no LoRA adapter ({error!r})") from error
     for name, value in theirs.items():
@@ -194,9 +232,14 @@ def _require_kind(folder: Path, settings: AdapterSettings) -> None:
     from peft import PeftConfig
 
     try:
-        theirs = PeftConfig.from_pretrained(str(folder)).to_dict()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Unexpected keyword arguments")  # they are looked at below
+            theirs = PeftConfig.from_pretrained(str(folder)).to_dict()
+        written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"adapter.start is {folder}, whose configuration PEFT does not read ({error!r})") from error
+    # What this version of PEFT does not know it leaves out, and what is off does not matter.
+    theirs |= {name: value for name, value in written.items() if name not in theirs and value}
     plain = lora_config(settings, ()).to_dict()
     beginning = theirs.pop("init_lora_weights", True)
     other = [n for n in theirs if n not in _OF_NO_MATTER and (n not in plain or theirs[n] != plain[n])]

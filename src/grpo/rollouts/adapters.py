@@ -9,14 +9,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Linear, Parameter
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from grpo.rollouts.adapter_files import AdapterSettings, AdapterWeights, lora_config, read_adapter
+from grpo.rollouts.adapter_files import (
+    AdapterSettings,
+    AdapterWeights,
+    lora_config,
+    read_adapter,
+    require_beside,
+)
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -59,6 +66,23 @@ def _is_named(layer: str, target: str) -> bool:
     return layer == target or layer.endswith(f".{target}")
 
 
+def require_fit(policy: Path, settings: AdapterSettings) -> None:
+    """Refuse an adapter that cannot be put into a policy, before the policy's weights are read.
+
+    Args:
+        policy: its folder.
+        settings: of the adapter.
+
+    Raises:
+        ValueError: the policy has no such layers, or what is begun with cannot be read, stands on others, or was
+            trained beside another policy.
+    """
+    with torch.device("meta"):
+        shape = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(policy))
+    _begin(shape, settings)
+    require_beside(settings, policy)
+
+
 def put_adapter(model: PreTrainedModel, settings: AdapterSettings, seed: int, own_reference: bool) -> None:
     """Put an adapter into the model's layers and freeze all other weights.
 
@@ -72,17 +96,23 @@ def put_adapter(model: PreTrainedModel, settings: AdapterSettings, seed: int, ow
     Raises:
         ValueError: the model has no such layers, or what is begun with cannot be read or stands on others.
     """
-    layers = adapted_layers(model, settings)
-    start = read_adapter(settings)
-    if start is not None:
-        remedy = "name an adapter of this policy, and its layers as adapter.target_modules"
-        start.require_shapes(_shapes(model, layers, settings.rank), f"adapter.start is {settings.start}", remedy)
+    layers, start = _begin(model, settings)
     for adapter in (REFERENCE, TRAINED) if own_reference else (TRAINED,):
         _inject(model, adapter, lora_config(settings, layers), seed)
         if start is not None:
             _fill(model, adapter, start)
     for layer in _lora_layers(model).values():
         layer.set_adapter(TRAINED)
+
+
+def _begin(model: PreTrainedModel, settings: AdapterSettings) -> tuple[list[str], AdapterWeights | None]:
+    """The layers that get an adapter, and what is begun with, which fits them."""
+    layers = adapted_layers(model, settings)
+    start = read_adapter(settings)
+    if start is not None:
+        remedy = "name an adapter of this policy, and its layers as adapter.target_modules"
+        start.require_shapes(_shapes(model, layers, settings.rank), f"adapter.start is {settings.start}", remedy)
+    return layers, start
 
 
 def _inject(model: PreTrainedModel, adapter: str, config: LoraConfig, seed: int) -> None:

@@ -177,8 +177,8 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 def _probe(model: PreTrainedModel) -> tuple[Tensor, ...]:
     """Two prompts with two completions each: prompts, mask, completions, mask, rows a prompt."""
-    embeddings: Any = model.get_input_embeddings()
-    highest = min(len(embeddings.weight), 64)
+    # Not from the embeddings themselves, which ZeRO's stage 3 would put together and keep for the rest of the round.
+    highest = min(model.config.get_text_config().vocab_size, 64)
     ids = (torch.arange(12, device=model.device) * 7 + 1) % highest
     prompts = torch.stack([ids[:3], torch.cat([ids.new_zeros(1), ids[3:5]])])
     completions = torch.stack([ids[5:8], ids[8:11], ids[2:5], ids[6:9]])

@@ -13,7 +13,13 @@ EngineName = Literal["own", "vllm", "vllm_server"]
 # vLLM raises a lower temperature to this, with a warning in its log.
 VLLM_LOWEST_TEMPERATURE = 0.01
 # Which engine reads a setting.
-READ_BY = {"address": "vllm_server", "precision": "vllm", "cache_gb": "vllm", "context": "vllm"}
+READ_BY = {
+    "address": "vllm_server",
+    "precision": "vllm",
+    "cache_gb": "vllm",
+    "context": "vllm",
+    "gather_weights": "own",
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,8 @@ class EngineSettings:
         precision: of the engine's weights and cache, ``float32`` or ``bfloat16``; for ``vllm``, as are the next two.
         cache_gb: memory for keys and values, in units of 10^9 bytes.
         context: tokens of the longest prompt with its completion; null for as many as the policy can read.
+        gather_weights: for ``own``, where the strategy cuts weights up: whether each process samples with a whole copy
+            of them. ``false`` holds none; each layer is gathered in each pass, and processes wait for each other there.
     """
 
     name: EngineName = "own"
@@ -35,6 +43,7 @@ class EngineSettings:
     precision: Literal["float32", "bfloat16"] = "float32"
     cache_gb: float = 1.0
     context: int | None = None
+    gather_weights: bool = True
 
     def __post_init__(self) -> None:
         if not self.address.startswith(("http://", "https://")):

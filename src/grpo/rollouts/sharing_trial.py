@@ -71,7 +71,7 @@ def _logits(model: PreTrainedModel, share_prompts: bool) -> Tensor:
     """Of rows that grow from two uneven prompts, after one of them has left and a third prompt's have joined."""
     embeddings = model.get_input_embeddings()
     assert isinstance(embeddings, torch.nn.Embedding)
-    tokens = [1 + (7 * i) % min(len(embeddings.weight) - 1, 64) for i in range(9)]
+    tokens = [1 + (7 * i) % min(embeddings.num_embeddings - 1, 64) for i in range(9)]
     groups = [PromptGroup(Problem(str(n), "", "", ""), "", "", tuple(tokens[:n])) for n in (2, 7, 5)]
 
     def append(step: int) -> None:

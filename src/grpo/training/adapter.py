@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -14,19 +13,6 @@ from grpo.rollouts.adapters import REFERENCE, TRAINED, adapter_parameters, merge
 from grpo.rollouts.policies import LoadedPolicy, load_policy
 from grpo.training.settings import LossSettings
 from grpo.training.whole_policy import copy_weights
-
-
-def require_tried(strategy: Strategy) -> None:
-    """Refuse a strategy under which no adapter has been trained.
-
-    Raises:
-        ValueError: anything but one device, DDP and DeepSpeed.
-    """
-    if not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy, DeepSpeedStrategy)):
-        raise ValueError(
-            f"adapter is given with trainer.strategy {type(strategy).__name__}, under which adapters were not tried: "
-            "use one device, ddp or DeepSpeed, or set adapter to null"
-        )
 
 
 def add_adapter(policy: PreTrainedModel, settings: AdapterSettings, loss: LossSettings, seed: int) -> None:

@@ -15,6 +15,7 @@ from grpo.rollouts.reward_transform import RewardTransform
 from grpo.rollouts.sampling import Sampler
 from grpo.rollouts.score_rollouts import score_rollouts
 from grpo.rollouts.vllm_sampling import VLLMSampler
+from grpo.training.in_step import SamplerInStep
 from grpo.training.phase_clock import PhaseClock
 from grpo.training.prompt_group_datamodule import RoundOfGroups
 from grpo.training.settings import RoundSettings
@@ -45,7 +46,8 @@ class GroupSource:
         """The draws of each group, the last of which is the one that counts.
 
         Only under ``resample`` can there be more than one. Draws follow from whole groups alone: where those are this
-        process's, processes need not wait for each other here, and where they are split, all draw again alike.
+        process's, processes need not wait for each other here, and where they are split, all draw again alike. Where
+        passes are made in step, a process may have no groups left to draw while another has.
         """
         settings = self.round
         draws: list[list[DrawnGroup]] = [[] for _ in range(len(batch.groups) // batch.variants)]
@@ -61,9 +63,13 @@ class GroupSource:
                     mine = tuple(member.rollout.key in here for member in members)
                     draws[i].append(DrawnGroup(tuple(members), verdict, mine))
             pending = [i for i in pending if draws[i][-1].verdict.verdict == "resampled"]
-            if not pending:
+            if not self._drawn_again(bool(pending)):
                 break
         return draws
+
+    def _drawn_again(self, here: bool) -> bool:
+        """Whether a group is; of any process, where all have to sample together."""
+        return any(all_processes(here)) if isinstance(self.sampler, SamplerInStep) else here
 
     def draw_validation(self, batch: RoundOfGroups, weights_version: int) -> list[list[ScoredRollout]]:
         """Scored groups under keys of their own; nothing is compared, so nothing is drawn again."""

@@ -13,9 +13,10 @@ from grpo.rollouts.sampling import Sampler
 from grpo.rollouts.sampling_settings import SamplingSettings
 from grpo.rollouts.vllm_engines import InProcess, Server
 from grpo.rollouts.vllm_sampling import Engine, VLLMSampler, require_room
+from grpo.training.in_step import SamplerInStep
 from grpo.training.prompt_group_datamodule import PromptGroupDataModule
 from grpo.training.settings import LossSettings
-from grpo.training.strategies import all_processes
+from grpo.training.strategies import all_processes, cuts_up_weights
 
 # In a run's folder: weights on their way to a server.
 HANDED_OVER = "handed_over"
@@ -61,9 +62,14 @@ def make_engine(
         longest_wait: seconds that a server may go without a word.
 
     Raises:
-        ValueError: the strategy leaves it no room, or no server answers.
+        ValueError: the strategy leaves it no room, or has no use for a setting of it; or no server answers.
     """
     strategy = module.trainer.strategy
+    if not engine.gather_weights and not cuts_up_weights(module):
+        raise ValueError(
+            f"engine.gather_weights is false with trainer.strategy {type(strategy).__name__}, where it has no effect: "
+            "each process has all weights anyway; set it to true, or train with ZeRO's stage 3 or FSDP2"
+        )
     if engine.name == "own":
         return None
     if engine.name == "vllm_server":
@@ -106,19 +112,20 @@ def require_same_engine(engine: Engine | None, before: str | None) -> None:
 
 
 def make_sampler(
-    module: L.LightningModule, loaded: LoadedPolicy, engine: Engine | None, sampling: SamplingSettings
+    module: L.LightningModule, loaded: LoadedPolicy, engine: Engine | None, sampling: SamplingSettings, gathered: bool
 ) -> Sampler | VLLMSampler:
-    """What draws the module's completions.
+    """What draws the module's completions; made before the strategy cuts the policy up.
 
     Args:
         module: attached to its trainer, whose folder names the run.
         loaded: with all weights.
         engine: None for the live policy itself.
         sampling: how tokens are drawn.
+        gathered: whether ``loaded`` goes on having all weights in each process.
     """
     parts = loaded.model, loaded.tokenizer, loaded.end_token_ids, sampling
     if engine is None:
-        return Sampler(*parts)
+        return Sampler(*parts) if gathered else SamplerInStep(*parts, module)
     # By the first process's name for it: it hands over, and the others ask for what it handed over.
     run = all_processes(str(Path(module.trainer.default_root_dir).resolve() / HANDED_OVER))[0]
     return VLLMSampler(engine, *parts, run)

@@ -21,7 +21,7 @@ from grpo.records import ScoredRollout
 from grpo.rewards import RewardComponent
 from grpo.rewards.judging import Judges
 from grpo.rollouts.adapter_files import AdapterSettings
-from grpo.rollouts.adapters import as_reference
+from grpo.rollouts.adapters import as_reference, require_fit
 from grpo.rollouts.engine_settings import EngineSettings
 from grpo.rollouts.flat_groups import DrawnGroup, has_failed, refuse_failed
 from grpo.rollouts.policies import LoadedPolicy, load_policy
@@ -30,7 +30,7 @@ from grpo.rollouts.sampling import SamplingSettings
 from grpo.rollouts.score_rollouts import refuse_failures, validate_components
 from grpo.rollouts.vllm_sampling import Engine
 from grpo.run_identity import policy_digest
-from grpo.training.adapter import add_adapter, frozen_weights, renew_reference, require_tried, with_adapter_merged
+from grpo.training.adapter import add_adapter, frozen_weights, renew_reference, with_adapter_merged
 from grpo.training.draw_groups import GroupSource
 from grpo.training.engines import (
     check_engine,
@@ -125,19 +125,18 @@ class GRPOModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Load the policy, and the reference where the KL term needs one."""
         prepare_strategy(self)
-        if self.adapter_settings is not None:
-            require_tried(self.trainer.strategy)
         longest_wait = 60 * self.longest_wait_minutes
         self.engine = make_engine(self, self.policy_folder, self.engine_settings, self.sampling, longest_wait)
         require_rooms(self, self.engine, self.sampling)
-        loaded = load_policy(self.policy_folder)
         if self.adapter_settings is not None:
-            add_adapter(loaded.model, self.adapter_settings, self.loss_settings, self.seed)
+            require_fit(self.policy_folder, self.adapter_settings)
             self.base_policy = policy_digest(self.policy_folder)
+        loaded = self._load_policy()
         self.policy = loaded.model.train()
-        self.whole = WholePolicy(self.policy, cut_up=cuts_up_weights(self))
+        gathered = self.engine_settings.gather_weights
+        self.whole = WholePolicy(self.policy, copied=gathered and cuts_up_weights(self))
         self.loaded = replace(loaded, model=self.whole.model)
-        self.sampler = make_sampler(self, self.loaded, self.engine, self.sampling)
+        self.sampler = make_sampler(self, self.loaded, self.engine, self.sampling, gathered)
         self.groups = GroupSource(
             self.sampler, self.components, self.judges, self.reward_transform, self.round, self.seed
         )
@@ -157,6 +156,12 @@ class GRPOModule(L.LightningModule):
             partial(as_reference, self.policy) if adapted else nullcontext,
         )
 
+    def _load_policy(self) -> LoadedPolicy:
+        loaded = load_policy(self.policy_folder)
+        if self.adapter_settings is not None:
+            add_adapter(loaded.model, self.adapter_settings, self.loss_settings, self.seed)
+        return loaded
+
     def configure_model(self) -> None:
         """Cut the models up, where the strategy leaves that to the module."""
         cut_up(self, [self.policy, self.reference])
@@ -164,7 +169,7 @@ class GRPOModule(L.LightningModule):
     def trained_policy(self) -> LoadedPolicy:
         """What is published, with plain weights."""
         if self.adapter_settings is None:
-            return self.loaded
+            return replace(self.loaded, model=self.whole.model)
         if policy_digest(self.policy_folder) != self.base_policy:
             raise ValueError(
                 f"data.policy is {self.policy_folder}, which has changed since the training began: put it back and run "
@@ -189,6 +194,11 @@ class GRPOModule(L.LightningModule):
             self.rollout_log.forget_from(self.ledger["rounds"])
         self.trainer.strategy.barrier()
         self._hand_over()
+
+    def on_train_end(self) -> None:
+        """Put together what is published, in the host's memory: the process that publishes could not do it alone."""
+        if not self.engine_settings.gather_weights:
+            self.whole.gather(self._load_policy().model)
 
     def on_train_batch_start(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """Renew the reference, before the step: within it ZeRO's stage 3 holds weights that could not be changed."""

@@ -113,6 +113,7 @@ def run_loggers(folder: Path, run_id: str, wandb: WandbSettings) -> list[Logger]
     if not sys.stdout.isatty():
         loggers.append(RoundLineLogger())
     if mode != "disabled":
+        offline = mode in ("offline", "dryrun")  # the second is W&B's older word, which Lightning sets by itself
         folder.mkdir(parents=True, exist_ok=True)
         loggers.append(
             WandbLogger(
@@ -121,8 +122,8 @@ def run_loggers(folder: Path, run_id: str, wandb: WandbSettings) -> list[Logger]
                 save_dir=folder,
                 id=run_id,
                 name=run_id,
-                offline=mode == "offline",
-                resume=None if mode == "offline" else "allow",
+                offline=offline,
+                resume=None if offline else "allow",
             )
         )
     return loggers

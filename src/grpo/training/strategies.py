@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import (
     ModelParallelStrategy,
     SingleDeviceStrategy,
 )
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
@@ -130,6 +130,21 @@ def cut_up(module: L.LightningModule, models: Sequence[PreTrainedModel | None]) 
         for layer in [part for part in model.modules() if type(part).__name__ in (model._no_split_modules or ())]:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh, reshard_after_forward=True if frozen else None)
+
+
+def begin_pass(module: L.LightningModule) -> None:
+    """Before a pass of a cut-up model without a gradient, in every process at once."""
+    engine = deepspeed_engine(module)
+    if engine is not None:
+        # What DeepSpeed does at the start of a forward pass, which to it a whole round is. It notes which layers follow
+        # each other, and would take a round's passes for one long pass in which most weights are soon needed again.
+        engine.optimizer.parameter_offload.get_param_coordinator().reset_step()
+
+
+def cut_up_again(model: PreTrainedModel) -> None:
+    """After passes without a backward pass, which under FSDP2 leave what is in no layer whole."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def zero_stage(module: L.LightningModule) -> int | None:

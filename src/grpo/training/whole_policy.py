@@ -13,22 +13,31 @@ from transformers import PreTrainedModel
 
 
 class WholePolicy:
-    """The trained model itself where each process has all of it, else a copy that follows it.
+    """The trained model itself where each process has all of it, else a copy that follows it, where one is wanted.
 
     At ZeRO's stage 3, and under FSDP2, a pass of the trained model is a collective call for each layer, and completions
     that end at different lengths would leave processes waiting for each other, or mix their weights up. The copy costs
-    each process the weights once more, and no message while it samples.
+    each process the weights once more, and no message while it samples. Without it see
+    :class:`grpo.training.in_step.SamplerInStep`; the model here then is the trained one, until it is gathered.
 
     No ``Module``, which the strategy would cut up with the rest.
 
     Args:
         trained: before the strategy has it.
-        cut_up: whether the strategy leaves each process a part of every weight.
+        copied: whether there is a copy: of use where the strategy leaves each process a part of every weight.
     """
 
-    def __init__(self, trained: PreTrainedModel, cut_up: bool) -> None:
+    def __init__(self, trained: PreTrainedModel, copied: bool) -> None:
         self.trained = trained
-        self.model = copy.deepcopy(trained).requires_grad_(False) if cut_up else trained
+        self.model = copy.deepcopy(trained).requires_grad_(False) if copied else trained
+
+    @torch.no_grad()
+    def gather(self, into: PreTrainedModel) -> None:
+        """Put the trained weights together in a model made as theirs was, where it lies, in every process at once."""
+        model: torch.nn.Module = into.requires_grad_(False)
+        model.to(dtype=next(self.trained.parameters()).dtype)
+        copy_weights(self.trained.parameters(), into.parameters())
+        self.model = into
 
     @torch.no_grad()
     def follow(self) -> None:
