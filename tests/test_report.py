@@ -432,7 +432,7 @@ class TestFiles:
         text_only(settings)
         printed = capsys.readouterr().out
         assert "**Training raised" in printed
-        assert "seconds of a round, over 4 rounds and 20.0 s:" in printed
+        assert "seconds of a round, over 4 rounds and 20.0 s (without what lies between rounds):" in printed
 
     def test_the_shipped_config_writes_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_experiment(tmp_path)
@@ -628,14 +628,14 @@ class TestParts:
         assert (two.finished, two.truncated, two.other_endings) == (0.5, 0.25, 0.25)
 
     def test_times_are_told_by_phase(self) -> None:
-        """The second of two rounds takes twice as long, and so does each of its phases."""
-        seconds = {n: {"rollout": 1.0 + n, "other": 0.5 + 0.5 * n, "round": 2.0 + 2 * n} for n in (0, 1)}
+        """The last of three rounds takes four times as long as the others, and so does each of its phases."""
+        seconds = {n: {"rollout": t, "other": t / 2, "round": 2 * t} for n, t in enumerate((1.0, 1.0, 4.0))}
         first, *lines = time_breakdown(seconds).splitlines()
-        assert first == "seconds of a round, over 2 rounds and 6.0 s:"
+        assert first == "seconds of a round, over 3 rounds and 12.0 s (without what lies between rounds):"
         assert [" ".join(line.split()) for line in lines] == [
-            "rollout 1.500 on average 50.0% 2.000 in round 1",
-            "other 0.750 on average 25.0% 1.000 in round 1",
-            "round 3.000 on average 100.0% 4.000 in round 1",
+            "rollout 1.000 in the median 50.0% of all 4.000 at most (round 2)",
+            "other 0.500 in the median 25.0% of all 2.000 at most (round 2)",
+            "round 2.000 in the median 100.0% of all 8.000 at most (round 2)",
         ]
         assert time_breakdown({}) == ""
 

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -43,6 +44,11 @@ def obeys(_: Problem, completion: str) -> Score:
         return Score(1.0, parts={"f": lambda: 0})
     if completion == "nan":
         return Score(float("nan"))
+    return Score(0.5, parts={"process": os.getpid()})
+
+
+def takes_half_a_second(_problem: Problem, _completion: str) -> Score:
+    time.sleep(0.5)
     return Score(0.5, parts={"process": os.getpid()})
 
 
@@ -162,6 +168,42 @@ def test_no_process_outlives_its_judges() -> None:
         assert set(psutil.Process().children(recursive=True)) - before
         said(judges, "loop", "sleep", "exit")
     assert not set(psutil.Process().children(recursive=True)) - before
+
+
+def test_a_signal_to_all_processes_of_a_job_costs_no_completion_its_score() -> None:
+    """The training ends after its round then, and the round needs its checks."""
+    before = set(psutil.Process().children(recursive=True))
+    with Judges({"slow": RewardComponent(takes_half_a_second, limit_seconds=20.0)}) as judges:
+        said(judges, "a")
+        workers = set(psutil.Process().children(recursive=True)) - before
+
+        def stop_all() -> None:
+            for worker in workers:
+                worker.send_signal(signal.SIGTERM)
+
+        stopping = threading.Timer(0.25, stop_all)
+        stopping.start()
+        scores = said(judges, "a", "b", "c", "d")
+        stopping.join()
+        assert {row["slow"].value for row in scores} == {0.5}
+        assert {row["slow"].parts["process"] for row in scores} <= {worker.pid for worker in workers}
+
+
+def test_a_worker_in_an_endless_check_ends_with_a_training_that_was_killed() -> None:
+    program = (
+        "from test_judging import *\n"
+        "if __name__ == '__main__':\n"
+        "    judges = Judges({'obeys': RewardComponent(obeys, limit_seconds=600.0)}, workers=1)\n"
+        "    print(said(judges, 'a')[0]['obeys'].parts['process'], flush=True)\n"
+        "    said(judges, 'loop')\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    started = [sys.executable, "-c", program]
+    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    worker.wait(timeout=20)
 
 
 def test_nothing_is_started_that_is_not_needed() -> None:

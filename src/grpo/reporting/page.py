@@ -132,7 +132,7 @@ def _slices(parts: PageParts) -> str:
 
 def _training(parts: PageParts) -> str:
     texts = ["## Learning curves", _picture("learning.png", parts), _picture("update.png", parts)]
-    return _joined([*texts, "All metrics by round: `curves.csv`."])
+    return _joined([*texts, "All metrics by round but times: `curves.csv`."])
 
 
 def _changed(parts: PageParts) -> str:

@@ -6,11 +6,15 @@ process with it. Here that costs one completion its score, with the reason, and 
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import pickle
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
+from threading import Thread
 from types import FunctionType, TracebackType
 from typing import Self
 
@@ -21,6 +25,19 @@ from grpo.rewards import BatchReward, Reward, RewardComponent, judge, judge_batc
 
 # In a worker: the checks by name, unpickled once, before any clock runs.
 _CHECKS: dict[str, Reward] = {}
+
+
+class _Worker(SpawnProcess):
+    """Ended by the pool in the one way that it does not ignore."""
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _Context(SpawnContext):
+    """Not forked: this process may hold locks of threads, which a copy of it would wait for for ever."""
+
+    Process = _Worker
 
 
 class Judges:
@@ -81,9 +98,7 @@ class Judges:
 
     def _start(self, name: str, problem: Problem, completion: str) -> ProcessFuture[Score]:
         if self._pool is None:
-            # Not forked: this process may hold locks of threads, which a copy of it would wait for for ever.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPool(self.workers, initializer=_take, initargs=(self._pooled,), context=context)
+            self._pool = ProcessPool(self.workers, initializer=_take, initargs=(self._pooled,), context=_Context())
         limit = self.components[name].limit_seconds
         return self._pool.schedule(_judge, args=(name, problem, completion), timeout=limit)
 
@@ -131,6 +146,7 @@ def _pickled(value: object) -> bytes | None:
 
 
 def _take(pickled: Mapping[str, bytes]) -> None:
+    _outlast_signals(os.getppid())
     _CHECKS.update({name: pickle.loads(check) for name, check in pickled.items()})
 
 
@@ -139,3 +155,19 @@ def _judge(name: str, problem: Problem, completion: str) -> Score:
     if _pickled(score) is None:
         return Score.unscorable("the score holds parts that cannot be sent back from a worker: make them plain data")
     return score
+
+
+def _outlast_signals(parent: int) -> None:
+    """Ignore SIGTERM in this worker, and end when ``parent`` is gone.
+
+    Schedulers send SIGTERM to every process of a job. The training ends after its round then, which it could not if its
+    checks were ended at once: each would cost a completion its score. What a check starts is spared too.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
