@@ -132,10 +132,10 @@ format: $(stamp) ## put every file in the project's format
 types: $(stamp) ## check the types
 	mypy
 
-# Figures are written to benchmarks/results/ and printed as tables: docs/performance.md says what they are.
-# TRL, the peer, is installed for it.
+# Figures are written to benchmarks/results/ and printed as tables: docs/performance.md says what they are, and gives
+# these commands.
 BENCH_ARGS ?=
-peers: $(stamp)
+peers: $(stamp) ## install TRL, which the benchmarks compare with
 	@$(call install_extras,peers)
 
 bench: peers ## measure in some minutes, at small sizes: against TRL, and how costs grow
@@ -145,13 +145,14 @@ bench: peers ## measure in some minutes, at small sizes: against TRL, and how co
 build/policy:
 	dvc repro policy
 
-bench-full: peers data build/policy ## measure everything, for about two hours, on a machine that does nothing else
-	python benchmarks/against_trl.py --size tiny --rounds 9 --learn 32 $(BENCH_ARGS)
-	python benchmarks/against_trl.py --size tiny --rounds 9 --fixed-length $(BENCH_ARGS)
+bench-full: peers data build/policy ## measure what the page has, for two hours, on a machine that does nothing else
+	python benchmarks/against_trl.py --size tiny --rounds 7 $(BENCH_ARGS)
+	python benchmarks/against_trl.py --size tiny --quick --rounds 5 --learn 40 --target 0.6 $(BENCH_ARGS)
 	python benchmarks/against_trl.py --size smollm2 --rounds 5 $(BENCH_ARGS)
-	python benchmarks/against_limit.py --size smollm2
-	python benchmarks/overhead.py --size smollm2
-	python benchmarks/growth.py
+	python benchmarks/against_limit.py --size smollm2 --rounds 5
+	python benchmarks/growth.py --rounds 3
+	python benchmarks/growth.py --rounds 3 --only prompt_of_a_group --copied-prompts
+	python benchmarks/overhead.py --size smollm2 --rounds 5
 
 check: lint types test ## all that a change must pass
 

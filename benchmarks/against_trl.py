@@ -2,59 +2,97 @@
 
 Same weights, prompts, group size, reward, objective (TRL's ``loss_type="grpo"``), optimiser and number of rollouts.
 Both are tuned first (rows of a micro-batch, threads); the fastest settings of each are compared.
-``docs/performance.md`` says what each number means.
+``docs/performance.md`` says what each number means. TRL must be installed: ``make peers``.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from common.learning import compare_learning
 from common.race import Reply, race, tune
-from common.tables import machine_line, spread, table, write_results
+from common.script import (
+    add_policy_options,
+    begin,
+    number,
+    option_parser,
+    positive,
+    result_name,
+    run,
+    scratch_folder,
+    write_results,
+)
+from common.tables import NAMES, brackets, spread, table
 from common.work import Side, Tuning, Work, make_work
 
 PHASES = {"rollouts": "rollout", "update": "update", "whole round": "round"}
 SIDES: tuple[Side, Side] = ("ours", "trl")
+ROUNDS = {"tiny": 7, "smollm2": 5}
+QUICK_ROUNDS = 2
+TARGET = 0.6
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=("tiny", "smollm2"), default="tiny")
-    parser.add_argument("--rounds", type=int, default=7, help="compared")
-    parser.add_argument("--groups", type=int, default=None, help="a round, 8 completions each; 32 (tiny) or 4")
-    parser.add_argument("--warmup", type=int, default=1, help="rounds that are not counted")
-    parser.add_argument("--kl-beta", type=float, default=0.0, help="weight of the KL term (TRL's beta)")
-    parser.add_argument("--fixed-length", action="store_true", help="no end token: both draw equally many tokens")
-    parser.add_argument("--learn", type=int, default=0, help="tiny: rounds to learn for, over three seeds; 0: none")
-    parser.add_argument("--target", type=float, default=0.8, help="held-out accuracy to reach")
-    parser.add_argument("--policy", type=Path, default=Path("build/policy"), help="SmolLM2's folder")
-    parser.add_argument("--folder", type=Path, default=Path("build/benchmarks"), help="for policies made here")
-    parser.add_argument("--quick", action="store_true", help="no sweep, few rounds")
-    return parser.parse_args()
+def make_parser() -> argparse.ArgumentParser:
+    parser = option_parser(__doc__)
+    parser.add_argument("--size", choices=tuple(ROUNDS), default="tiny", help="the workload; default %(default)s")
+    parser.add_argument(
+        "--rounds", type=positive, help="compared; default 7 (tiny) or 5 (smollm2), and 2 where --quick is given"
+    )
+    parser.add_argument("--groups", type=positive, help="a round, 8 completions each; default 32 (tiny) or 4 (smollm2)")
+    parser.add_argument(
+        "--warmup", type=number(int, 0), default=1, help="rounds that are not counted; default %(default)s"
+    )
+    parser.add_argument(
+        "--kl-beta", type=number(float, 0), default=0.0, help="weight of the KL term (TRL's beta); default %(default)s"
+    )
+    parser.add_argument(
+        "--fixed-length", action="store_true", help="no end token: both draw equally many tokens; default: it is drawn"
+    )
+    parser.add_argument("--learn", type=positive, help="tiny: rounds to learn for, on three seeds; default none")
+    parser.add_argument(
+        "--target", type=number(float, 0, 1), help=f"held-out accuracy to reach with --learn; default {TARGET}"
+    )
+    add_policy_options(parser)
+    parser.add_argument("--quick", action="store_true", help="no sweep, and few rounds; default: a sweep of each side")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.learn and options.size != "tiny":
+        parser.error(f"--learn is for --size tiny: no held-out problems belong to {options.size}")
+    if options.learn and options.fixed_length:
+        parser.error("--learn asks for answers that end: not with --fixed-length")
+    if options.target is not None and not options.learn:
+        parser.error("--target says where to with --learn, which is not given")
+    options.target = TARGET if options.target is None else options.target
+    options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS[options.size])
+    return options
 
 
 def main() -> None:
     options = parse()
-    rounds = 2 if options.quick else options.rounds
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        print(f"{options.size}: {machine_line()}\n")
+    if find_spec("trl") is None:
+        raise SystemExit("TRL is not installed: `make peers`")
+    how = begin(options.size, options)
+    with scratch_folder() as folder:
         changes = {"kl_beta": options.kl_beta} | ({"groups": options.groups} if options.groups else {})
         work = make_work(options.size, options.folder, options.policy, fixed_length=options.fixed_length, **changes)
         tunings, tried = tuned(work, folder, options.quick)
-        replies = race(work, tunings, rounds, folder, options.warmup)
+        replies = race(work, tunings, options.rounds, folder, options.warmup)
         check_same_work(work, replies)
         print(compared(tunings, replies))
         learning = compare_learning(work, tunings, options.learn, options.target, folder) if options.learn else {}
-    name = f"against_trl_{options.size}" + "_fixed" * options.fixed_length + "_kl" * (options.kl_beta > 0)
     results = {"work": asdict(work), "tunings": {s: asdict(t) for s, t in tunings.items()}, "tried": tried}
-    print(f"\nwritten: {write_results(name, results | {'replies': replies, 'learning': learning}).name}")
+    results |= {"replies": replies, "learning": learning}
+    write_results(result_name(f"against_trl_{options.size}", options, parse), how, results)
 
 
 def tuned(work: Work, folder: Path, quick: bool) -> tuple[dict[Side, Tuning], list[dict[str, Any]]]:
@@ -80,7 +118,7 @@ def check_same_work(work: Work, replies: dict[str, list[Reply]]) -> None:
 
 
 def compared(tunings: dict[Side, Tuning], replies: dict[str, list[Reply]]) -> str:
-    """The table of this project's times, TRL's, and their ratios, turn by turn."""
+    """The table of this project's times, TRL's, and their ratios, turn by turn; what stands behind it below."""
     ours, trl = replies["ours"], replies["trl"]
     rows = []
     for label, key in PHASES.items():
@@ -95,11 +133,14 @@ def compared(tunings: dict[Side, Tuning], replies: dict[str, list[Reply]]) -> st
     peaks = [max(reply["peak_mib"] for reply in replies[side]) for side in SIDES]
     rows.append(["peak memory, MiB", *(f"{peak:.0f}" for peak in peaks), f"{peaks[1] / peaks[0]:.3g}"])
     drawn = [median(reply["tokens"] for reply in replies[side]) for side in SIDES]
-    rows.append(["tokens drawn a round", *(f"{tokens:.0f}" for tokens in drawn), ""])
-    rows.append(["groups with rewards that differ", f"{fmean(reply['mixed'] for reply in ours):.0%}", "", ""])
-    settings = "\n".join(f"{side}: {tunings[side]}" for side in SIDES)
-    return table(["", "ours", "TRL", "times better"], rows) + f"\n\n{settings}"
+    below = [
+        brackets(len(ours)),
+        f"{fmean(reply['mixed'] for reply in ours):.0%} of the groups had rewards that differ.",
+        f"Tokens drawn a round: {drawn[0]:.0f} here, {drawn[1]:.0f} by TRL.",
+        *(f"{NAMES[side]}: {tunings[side]}" for side in SIDES),
+    ]
+    return table(["", *NAMES.values(), "times better"], rows) + "\n\n" + "\n".join(below)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

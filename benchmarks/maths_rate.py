@@ -6,6 +6,8 @@ import argparse
 import os
 import time
 
+from common.script import option_parser, positive, run
+
 from grpo.records import Problem
 from grpo.rewards.math_answer import MathAnswer
 
@@ -28,10 +30,14 @@ def pairs(kind: str, rows: int) -> list[tuple[Problem, str]]:
     return made
 
 
+def make_parser() -> argparse.ArgumentParser:
+    parser = option_parser(__doc__)
+    parser.add_argument("--rows", type=positive, default=500, help="completions of each kind; default %(default)s")
+    return parser
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=500)
-    settings = parser.parse_args()
+    settings = make_parser().parse_args()
     check = MathAnswer()
     for kind in KINDS:
         check.score_batch(pairs(kind, 1) * check.workers)  # the helper processes start
@@ -44,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

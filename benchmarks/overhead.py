@@ -7,43 +7,60 @@ on the same prompts; and the seconds that a round itself books under each.
 from __future__ import annotations
 
 import argparse
-import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import fmean
 
 from common.race import Reply, alternate, start
-from common.tables import machine_line, spread, table, write_results
+from common.script import (
+    add_policy_options,
+    begin,
+    option_parser,
+    positive,
+    result_name,
+    run,
+    say,
+    scratch_folder,
+    write_results,
+)
+from common.tables import brackets, spread, table
 from common.work import Tuning, make_work
 
 OFF = {"record": False, "loggers": False, "reward": False}
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=("tiny", "smollm2"), default="smollm2")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--policy", type=Path, default=Path("build/policy"), help="SmolLM2's folder")
-    parser.add_argument("--folder", type=Path, default=Path("build/benchmarks"), help="for policies made here")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    return parser.parse_args()
+def make_parser() -> argparse.ArgumentParser:
+    parser = option_parser(__doc__)
+    parser.add_argument(
+        "--size", choices=("tiny", "smollm2"), default="smollm2", help="the workload; default %(default)s"
+    )
+    parser.add_argument("--rounds", type=positive, help="of each; default 5, and 2 where --quick is given")
+    parser.add_argument("--threads", type=positive, default=2, help="of torch; default %(default)s")
+    add_policy_options(parser)
+    parser.add_argument("--quick", action="store_true", help="few rounds; default: enough for quartiles")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    options = make_parser().parse_args(arguments)
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    return options
 
 
 def main() -> None:
     options = parse()
-    rounds = 2 if options.quick else options.rounds
-    print(f"overhead, {options.size}: {machine_line()}\n")
+    how = begin(f"overhead, {options.size}", options)
     work = make_work(options.size, options.folder, options.policy, fixed_length=True)
     tuning = Tuning(options.threads, work.rows // 2, work.rows)
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+    with scratch_folder() as folder, ExitStack() as stack:
+        say("loading both")
         workers = {
-            "on": stack.enter_context(start("ours", work, tuning, Path(scratch), WANDB_MODE="offline")),
-            "off": stack.enter_context(start("ours", work, tuning, Path(scratch), OFF)),
+            "on": stack.enter_context(start("ours", work, tuning, folder, WANDB_MODE="offline")),
+            "off": stack.enter_context(start("ours", work, tuning, folder, OFF)),
         }
-        replies = alternate(workers, rounds)
+        replies = alternate(workers, options.rounds)
     print(report(replies))
-    print(f"\nwritten: {write_results(f'overhead_{options.size}', {'replies': replies}).name}")
+    write_results(result_name(f"overhead_{options.size}", options, parse), how, {"replies": replies})
 
 
 def report(replies: dict[str, list[Reply]]) -> str:
@@ -53,12 +70,12 @@ def report(replies: dict[str, list[Reply]]) -> str:
     rows = [
         ["whole round, all on, s", spread([reply["round"] for reply in on])],
         ["whole round, all off, s", spread([reply["round"] for reply in off])],
-        ["difference, share of a round", spread(shares)],
-        ["rewards, share of a round", f"{fmean(r['reward'] / r['round'] for r in on):.2%}"],
-        ["record, share of a round", f"{fmean(r['record'] / r['round'] for r in on):.2%}"],
-        ["logging and the loop, share of a round", f"{fmean(outside(r) for r in on):.2%}"],
+        ["difference, share of a round", spread(shares, digits=3)],
+        ["rewards, share of a round, by its own clock", f"{fmean(r['reward'] / r['round'] for r in on):.2%}"],
+        ["record", f"{fmean(r['record'] / r['round'] for r in on):.2%}"],
+        ["logging and the loop", f"{fmean(outside(r) for r in on):.2%}"],
     ]
-    return table(["", "measured"], rows)
+    return table(["", "measured"], rows) + "\n\n" + brackets(len(on))
 
 
 def outside(reply: Reply) -> float:
@@ -67,4 +84,4 @@ def outside(reply: Reply) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,6 +7,8 @@ import os
 import resource
 import time
 
+from common.script import option_parser, positive, run
+
 from grpo.records import Problem
 from grpo.rewards.code_tests import CodeTests
 
@@ -22,11 +24,16 @@ def processor_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
+def make_parser() -> argparse.ArgumentParser:
+    parser = option_parser(__doc__)
+    parser.add_argument("--programs", type=positive, default=200, help="judged; default %(default)s")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--workers", type=positive, default=cores, help="sandboxes side by side; default: the cores")
+    return parser
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", type=int, default=200)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    settings = parser.parse_args()
+    settings = make_parser().parse_args()
     check = CodeTests(workers=settings.workers)
     check.score_batch([(PROBLEM, RIGHT)] * settings.workers * 2)  # the judges start
     start, used = time.perf_counter(), processor_seconds()
@@ -41,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

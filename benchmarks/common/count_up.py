@@ -6,9 +6,11 @@ as long as the count.
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
+from common.script import say
 from grpo.problem_files import write_problems
 from grpo.records import Problem, Score
 from grpo.rollouts.policies import LoadedPolicy, save_policy
@@ -61,6 +63,8 @@ def make_count_up(folder: Path, fixed_length: bool, steps: int = 400) -> None:
     """Problems and policy, unless they stand there already; without an end token every completion has full length."""
     if (folder / "policy" / "config.json").is_file():
         return
+    say("making the tiny policy, once, for a minute or more")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # below it are advertisements
     (folder / "problems").mkdir(parents=True, exist_ok=True)
     write_problems(folder / "problems" / "train.jsonl", problems_of("train"))
     write_problems(folder / "problems" / "validation.jsonl", problems_of("train")[:1])  # asked for, not used

@@ -11,7 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from common.race import start
-from common.tables import table
+from common.script import say
+from common.tables import NAMES, table
 from common.turns import Worker
 from common.work import Side, Tuning, Work
 
@@ -27,17 +28,25 @@ def compare_learning(
     """Train both on each seed, print the table, give the curves."""
     curves: dict[str, dict[str, Curve]] = {}
     with Worker("held_out", folder / "held_out.log", 2, str(Path(work.problems).parent)) as judge:
-        for seed in SEEDS:
+        for number, seed in enumerate(SEEDS, 1):
+            say(f"learning, seed {number} of {len(SEEDS)}: {rounds} rounds of both")
             seeded = replace(work, name=f"{work.name}-{seed}", seed=seed, rounds=rounds + 1)
             curves[str(seed)] = _both(seeded, tunings, rounds, judge, folder)
-    rows = [_row(seed, both, target) for seed, both in curves.items()]
-    header = ["seed", "start", "ours at the end", "TRL at the end", f"ours, s to {target:.0%}", "TRL, s", "ratio"]
-    print("\n" + table(header, rows))
-    ends = {side: fmean(both[side][-1]["accuracy"] for both in curves.values()) for side in ("ours", "trl")}
-    print(f"\nmean over seeds after {rounds} rounds: ours {ends['ours']:.1%}, TRL {ends['trl']:.1%}")
-    looks = {side: fmean(point["accuracy"] for both in curves.values() for point in both[side][1:]) for side in ends}
-    print(f"mean over seeds and all looks, less uncertain: ours {looks['ours']:.1%}, TRL {looks['trl']:.1%}")
+    print("\n" + learnt(curves, rounds, target))
     return curves
+
+
+def learnt(curves: Mapping[str, Mapping[str, Curve]], rounds: int, target: float) -> str:
+    """A row a seed, and their mean."""
+    here, trl = NAMES["ours"], NAMES["trl"]
+    header = [
+        *("seed", "start", f"{here} after {rounds} rounds", trl, f"{here}, all looks", trl),
+        *(f"{here}, s to {target:.0%}", f"{trl}, s", "times better"),
+    ]
+    accuracies = {seed: _accuracies(both) for seed, both in curves.items()}
+    rows = [[seed, *map(_percent, accuracies[seed]), *_times(both, target)] for seed, both in curves.items()]
+    means = [fmean(column) for column in zip(*accuracies.values(), strict=True)]
+    return table(header, [*rows, ["mean", *map(_percent, means), "", "", ""]])
 
 
 def _both(work: Work, tunings: Mapping[Side, Tuning], rounds: int, judge: Worker, folder: Path) -> dict[str, Curve]:
@@ -55,6 +64,7 @@ def _both(work: Work, tunings: Mapping[Side, Tuning], rounds: int, judge: Worker
 
 
 def _point(index: int, seconds: float, worker: Worker, judge: Worker, folder: Path) -> dict[str, float]:
+    say(f"judging after {index} rounds")
     worker.ask(do="save", folder=str(folder / "looked_at"))
     accuracy = judge.ask(do="judge", folder=str(folder / "looked_at"))["accuracy"]
     return {"round": index, "seconds": seconds, "accuracy": accuracy}
@@ -70,9 +80,20 @@ def seconds_to(curve: Curve, target: float) -> float | None:
     return None
 
 
-def _row(seed: str, both: Mapping[str, Curve], target: float) -> list[object]:
-    own, theirs = (seconds_to(both[side], target) for side in ("ours", "trl"))
+def _accuracies(both: Mapping[str, Curve]) -> list[float]:
+    """At the start, at the end of both, and over all looks of both."""
+    start, *_ = both["ours"]
+    ends = [both[side][-1]["accuracy"] for side in NAMES]
+    looks = [fmean(point["accuracy"] for point in both[side][1:]) for side in NAMES]
+    return [start["accuracy"], *ends, *looks]
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _times(both: Mapping[str, Curve], target: float) -> list[str]:
+    """Seconds to the target of both, and how many times as long the peer took."""
+    own, theirs = (seconds_to(both[side], target) for side in NAMES)
     ratio = "" if own is None or theirs is None else f"{theirs / own:.3g}"
-    times = ["never" if seconds is None else f"{seconds:.1f}" for seconds in (own, theirs)]
-    accuracies = [both["ours"][0], both["ours"][-1], both["trl"][-1]]
-    return [seed, *(f"{point['accuracy']:.1%}" for point in accuracies), *times, ratio]
+    return [*("never" if seconds is None else f"{seconds:.1f}" for seconds in (own, theirs)), ratio]

@@ -41,12 +41,14 @@ class Parts:
         record: the rollouts and decisions, on disk.
         loggers: the CSV file and the line a round, and W&B where WANDB_MODE says so.
         reward: the workload's reward; else one that costs nothing.
+        shared_prompt: whether sampling runs a group's prompt once.
         lengths: whether replies hold the length of every prompt and completion, read back from the record.
     """
 
     record: bool = True
     loggers: bool = True
     reward: bool = True
+    shared_prompt: bool = True
     lengths: bool = False
 
 
@@ -130,7 +132,9 @@ def make_module(work: Work, tuning: Tuning, parts: Parts) -> GRPOModule:
     return GRPOModule(
         Path(work.policy),
         {"reward": RewardComponent(check, limit_seconds=None)},
-        sampling=SamplingSettings(max_new_tokens=work.max_new_tokens, max_rows=tuning.sampled_rows),
+        sampling=SamplingSettings(
+            max_new_tokens=work.max_new_tokens, max_rows=tuning.sampled_rows, shared_prompt=parts.shared_prompt
+        ),
         round=RoundSettings(group_size=work.group_size, flat_groups="keep"),
         advantages=AdvantageSettings(std_correction=1, epsilon=1e-4),
         loss=LossSettings(kl_beta=work.kl_beta, reduction="response_mean"),

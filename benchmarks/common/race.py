@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from common.script import say
+from common.tables import NAMES
 from common.turns import Worker
 from common.work import Side, Tuning, Work, sweep_of
 
@@ -25,7 +27,11 @@ def start(
     settings = [work.dumps(), json.dumps(asdict(tuning)), json.dumps(dict(parts or {}))]
     name = f"{side}-{work.name}-{len(list(logs.glob('*.log')))}.log"
     worker = Worker(MODULES[side], logs / name, tuning.threads, *settings, environment=environment)
-    json.loads(worker.process.stdout.readline() or _fail(worker))  # type: ignore[union-attr]
+    try:
+        json.loads(worker.process.stdout.readline() or _fail(worker))  # type: ignore[union-attr]
+    except BaseException as failure:  # nobody else knows of it yet
+        worker.__exit__(type(failure))
+        raise
     return worker
 
 
@@ -33,10 +39,22 @@ def _fail(worker: Worker) -> str:
     raise RuntimeError(f"a worker did not start; the end of its log:\n{worker.log.read_text()[-3000:]}")
 
 
-def alternate(workers: Mapping[str, Worker], rounds: int, warmup: int = 1) -> dict[str, list[Reply]]:
-    """The replies of each worker's rounds; who goes first changes from round to round."""
+def alternate(
+    workers: Mapping[str, Worker], rounds: int, warmup: int = 1, step: str | None = ""
+) -> dict[str, list[Reply]]:
+    """The replies of each worker's rounds; who goes first changes from round to round.
+
+    Args:
+        workers: by name.
+        rounds: counted.
+        warmup: rounds before them that are not.
+        step: said before each round, in front of its number; None says nothing.
+    """
     replies: dict[str, list[Reply]] = {name: [] for name in workers}
     for index in range(warmup + rounds):
+        if step is not None:
+            number = index - warmup + 1
+            say(step + (f"round {number} of {rounds}" if number > 0 else "warm-up round"))
         for name in sorted(workers, reverse=bool(index % 2)):
             reply = workers[name].ask(do="round")
             if index >= warmup:
@@ -51,6 +69,7 @@ def race(
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for side, tuning in tunings.items():
+            say(f"loading: {NAMES[side]}")
             workers[side] = stack.enter_context(start(side, work, tuning, logs))
         return alternate(workers, rounds, warmup)
 
@@ -63,20 +82,22 @@ def tune(work: Work, side: Side, logs: Path, rounds: int, quick: bool) -> tuple[
     tried: dict[Tuning, float] = {}
     if quick:
         return best, []
+    total = 1 + sum(len(values) - 1 for _, values in sweep)  # each goes on from the best of the ones before
     for name, values in sweep:
         for value in values:
             tuning = replace(best, **{name: value})
             if tuning not in tried:
+                say(f"sweep of {NAMES[side]}, {len(tried) + 1} of {total}: {tuning}")
                 tried[tuning] = _seconds_of_round(work, side, tuning, logs, rounds)
         best = min(tried, key=lambda tuning: tried[tuning])
-    return best, [{"side": side, **asdict(tuning), "seconds": seconds} for tuning, seconds in tried.items()]
+    return best, [{"side": NAMES[side], **asdict(tuning), "seconds": seconds} for tuning, seconds in tried.items()]
 
 
 def _seconds_of_round(work: Work, side: Side, tuning: Tuning, logs: Path, rounds: int) -> float:
     with start(side, work, tuning, logs) as worker:
         # A round of the larger model takes long enough for its first one to tell settings apart.
         warmup = 1 if work.name == "tiny" else 0
-        return middle(alternate({side: worker}, rounds, warmup)[side], "round")
+        return middle(alternate({side: worker}, rounds, warmup, step=None)[side], "round")
 
 
 def middle(replies: Sequence[Reply], key: str) -> float:

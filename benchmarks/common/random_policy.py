@@ -14,6 +14,9 @@ from grpo.rollouts.policies import LoadedPolicy, save_policy
 from grpo.rollouts.prompts import PromptTemplate
 from grpo.training.tiny_policy import character_tokenizer
 
+# Whatever the width: it must be a multiple of twice as many.
+HEADS = 4
+
 
 def make_random_policy(folder: Path, width: int, vocabulary: int, positions: int, layers: int = 4) -> None:
     """A Llama over characters, its vocabulary filled up with tokens that stand for nothing."""
@@ -24,8 +27,8 @@ def make_random_policy(folder: Path, width: int, vocabulary: int, positions: int
         hidden_size=width,
         intermediate_size=4 * width,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
         max_position_embeddings=positions + 1,
         tie_word_embeddings=False,
         bos_token_id=None,

@@ -1,17 +1,13 @@
-"""Markdown tables, and results as JSON."""
+"""Markdown tables, as docs/performance.md has them."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
-# GRPO_BENCHMARK_RESULTS names another place.
-RESULTS = Path(os.environ.get("GRPO_BENCHMARK_RESULTS") or Path(__file__).resolve().parent.parent / "results")
+NAMES = {"ours": "here", "trl": "TRL"}
+# The quartiles of fewer values would lie outside of them.
+LEAST_FOR_QUARTILES = 4
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -21,50 +17,23 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float) and abs(value) < 1000
-        else f"{value:.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    return three(value) if isinstance(value, float) else str(value)
 
 
-def spread(values: Sequence[float]) -> str:
-    """Median, and the quartiles in brackets (of fewer than four values: the least and the largest)."""
-    low, high = (min(values), max(values)) if len(values) < 4 else quantiles(values, n=4)[::2]
-    return f"{median(values):.3g} [{low:.3g}, {high:.3g}]"
+def three(value: float) -> str:
+    """Three digits that count, and no exponent where zeros do."""
+    return f"{float(f'{value:.3g}'):g}"
 
 
-def write_results(name: str, results: dict[str, Any]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **results}, indent=1) + "\n", encoding="utf-8")
-    return path
+def spread(values: Sequence[float], digits: int | None = None) -> str:
+    """Median, and what ``brackets`` says in brackets; three digits that count, or so many after the point."""
+    low, high = (min(values), max(values)) if len(values) < LEAST_FOR_QUARTILES else quantiles(values, n=4)[::2]
+    shown = [three(value) if digits is None else f"{value:.{digits}f}" for value in (median(values), low, high)]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
-def machine() -> dict[str, Any]:
-    """In general terms: what bounds the numbers, and nothing that names a host."""
-    flags = _flags()
-    widest = next((name for name in ("avx512f", "avx2", "avx") if name in flags), platform.machine())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "vectors": widest,
-        "memory_gib": round(memory),
-        "load_at_start": os.getloadavg()[0],
-    }
-
-
-def _flags() -> set[str]:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return set(next((line.split(":")[1] for line in lines if line.startswith("flags")), "").split())
-
-
-def machine_line() -> str:
-    found = machine()
-    return (
-        f"{found['cores']} cores with {found['vectors']}, {found['memory_gib']} GiB; "
-        f"load {found['load_at_start']:.1f} at the start"
-    )
+def brackets(rounds: int) -> str:
+    """What stands in the brackets of so many rounds."""
+    if rounds < LEAST_FOR_QUARTILES:
+        return "In brackets: the least and the largest; quartiles from four rounds on."
+    return f"In brackets: the quartiles of {rounds} rounds."

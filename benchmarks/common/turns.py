@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,7 +25,7 @@ class Worker:
 
     Args:
         module: of ``common``, run as a program.
-        log: file for what it prints.
+        log: file for what it prints; its temporary files lie beside it, so that they go with that folder.
         threads: of torch.
         arguments: of the program.
         environment: beside this process's own.
@@ -34,7 +35,8 @@ class Worker:
         self, module: str, log: Path, threads: int, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> None:
         self.log = log
-        own = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": f"{FOLDER}{os.pathsep}{FOLDER.parent / 'src'}"}
+        path = f"{FOLDER}{os.pathsep}{FOLDER.parent / 'src'}"
+        own = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "TMPDIR": str(log.parent)}
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"common.{module}", *arguments],
@@ -62,10 +64,13 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Let it end by itself, or end it."""
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Let it end by itself, or end it; at once where its driver was interrupted or failed."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        if kind is not None:
+            self.process.kill()
+        with suppress(BrokenPipeError):  # a command that it no longer takes
+            self.process.stdin.close()
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from common.count_up import answer_of, counts_right, problems_of
 from common.counts import Pass, Shape, bound_seconds, sampling_passes, update_passes
 from common.held_out import is_right
 from common.learning import seconds_to
-from common.tables import spread, table
+from common.tables import brackets, spread, table
 from growth import exponent
 
 CONFIG = LlamaConfig(
@@ -108,6 +109,10 @@ def test_held_out_problems_are_not_trained_on() -> None:
 def test_tables() -> None:
     assert table(["a", "b"], [["x", 1.23456], ["y", 2]]).splitlines()[2:] == ["| x | 1.23 |", "| y | 2 |"]
     assert spread([1.0, 2.0, 30.0]) == "2 [1, 30]"
+    assert spread([17104.0] * 4) == "17100 [17100, 17100]"
+    assert spread([0.12345] * 4, digits=2) == "0.12 [0.12, 0.12]"
+    assert "least and the largest" in brackets(3)
+    assert "quartiles of 4" in brackets(4)
 
 
 @pytest.mark.slow
@@ -119,5 +124,10 @@ def test_it_runs(tmp_path: Path, arguments: list[str]) -> None:
         [sys.executable, script, *arguments[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "| rollout | group_size |" in done.stdout
-    assert (tmp_path / "growth.json").is_file()
+    assert "| rollouts | group size | 4, 8, 16 |" in done.stdout
+    path = tmp_path / "growth_quick_only_group_size_width_16.json"
+    assert f"written: {path}" in done.stdout
+    made = json.loads(path.read_text())
+    assert made["options"]["rounds"] == 2
+    assert {"versions", "commit", "machine", "group_size"} < set(made)
+    assert "round 2 of 2" in done.stderr
