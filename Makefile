@@ -78,7 +78,7 @@ help: ## list the targets
 setup: $(stamp) ## build the environment in .venv, or bring it up to date
 
 extras: $(stamp) ## install further extras of pyproject.toml: EXTRAS=datasets,judge
-	@$(call install_extras,$(subst $(comma), ,$(EXTRAS)))
+	@$(call install_extras,$(subst $(comma), ,$(or $(EXTRAS),$(error name them: make extras EXTRAS=datasets,judge))))
 
 data: $(stamp) ## fetch the versioned problems
 	@dvc pull --quiet data.dvc || { echo "error: data/ could not be brought to what data.dvc says. If you edited it, version" \

@@ -277,6 +277,16 @@ class CutsUpEveryWeight(L.Callback):
             }
 
 
+class IsToldToEndLast(L.Callback):
+    """SIGTERM to the first process in the last round."""
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.is_global_zero and batch_idx + 1 == trainer.num_training_batches:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 class CountsStates(L.Callback):
     """Writes how many states a run saved, and the most that stood side by side after a round.
 

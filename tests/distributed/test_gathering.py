@@ -90,11 +90,13 @@ def test_no_process_holds_a_whole_copy(sampled: Path, situation: str) -> None:
 # ---- As a user starts them. ----
 
 CUTS_UP = {"class_path": "fixtures_processes.CutsUpEveryWeight"}
+TOLD_TO_END = {"class_path": "fixtures_processes.IsToldToEndLast"}
 AGAIN = {"flat_groups": "resample", "max_draws": 3, "group_size": 3, "split_groups": True}
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"sampling": {"max_new_tokens": 10}, "optimizer": {"gradient_checkpointing": True}},
     "split": {"round": AGAIN, "rewards": {"made": {"check": "fixtures_policy.starts_with_a_letter"}}},
     "adapted": {"adapter": {"rank": 4, "alpha": 8.0}, "loss": {"reference_refresh_rounds": 1}},
+    "told_to_end_in_the_last_round": {},
 }
 
 
@@ -108,7 +110,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             STRATEGIES[request.param],
             2,
             RUNS[name] | {"engine": {"gather_weights": gathered}},
-            callbacks=[CUTS_UP],
+            callbacks=[CUTS_UP, *([TOLD_TO_END] if name.startswith("told") else [])],
             data={"groups_per_round": 3 if name == "split" else 4},
         )
         for name in RUNS

@@ -1,5 +1,6 @@
 """Checks in worker processes: what a check does to its process must not be done to ours."""
 
+import multiprocessing
 import os
 import random
 import re
@@ -170,23 +171,44 @@ def test_no_process_outlives_its_judges() -> None:
     assert not set(psutil.Process().children(recursive=True)) - before
 
 
-def test_a_signal_to_all_processes_of_a_job_costs_no_completion_its_score() -> None:
-    """The training ends after its round then, and the round needs its checks."""
+@pytest.mark.parametrize("delay", [0.0, 0.15, 1.5])
+def test_a_signal_to_all_processes_of_a_job_costs_no_completion_its_score(delay: float) -> None:
+    """The training ends after its round then, and the round needs its checks, whose workers may only be starting."""
     before = set(psutil.Process().children(recursive=True))
-    with Judges({"slow": RewardComponent(takes_half_a_second, limit_seconds=20.0)}) as judges:
-        said(judges, "a")
-        workers = set(psutil.Process().children(recursive=True)) - before
+    told = set()
 
-        def stop_all() -> None:
-            for worker in workers:
+    def stop_all() -> None:
+        deadline = time.monotonic() + 10
+        while not told and time.monotonic() < deadline:
+            told.update(set(psutil.Process().children(recursive=True)) - before)
+            for worker in told:
                 worker.send_signal(signal.SIGTERM)
 
-        stopping = threading.Timer(0.25, stop_all)
+    stopping = threading.Timer(delay, stop_all)
+    with Judges({"slow": RewardComponent(takes_half_a_second, limit_seconds=20.0)}) as judges:
         stopping.start()
-        scores = said(judges, "a", "b", "c", "d")
+        scores = said(judges, *"abcdefgh")
         stopping.join()
-        assert {row["slow"].value for row in scores} == {0.5}
-        assert {row["slow"].parts["process"] for row in scores} <= {worker.pid for worker in workers}
+    assert told
+    assert {row["slow"].value for row in scores} == {0.5}
+
+
+def starts_a_process(_problem: Problem, completion: str) -> Score:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,), daemon=True)
+    child.start()
+    Path(completion).write_text(str(child.pid))
+    time.sleep(60)
+    return Score(1.0)
+
+
+def test_what_a_check_has_started_ends_with_it(tmp_path: Path) -> None:
+    with Judges({"starts": RewardComponent(starts_a_process, limit_seconds=2.0)}, workers=1) as judges:
+        assert said(judges, str(tmp_path / "child"))[0]["starts"].value is None
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_worker_in_an_endless_check_ends_with_a_training_that_was_killed() -> None:

@@ -6,17 +6,18 @@ process with it. Here that costs one completion its score, with the reason, and 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
 from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Thread
 from types import FunctionType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
@@ -28,10 +29,22 @@ _CHECKS: dict[str, Reward] = {}
 
 
 class _Worker(SpawnProcess):
-    """Ended by the pool in the one way that it does not ignore."""
+    """Deaf to SIGTERM from its first moment on; the pool ends it by another signal.
+
+    Schedulers send SIGTERM to every process of a job. The training ends after its round then, which it could not if its
+    checks were ended at once: each would cost a completion its score. What a check starts is spared too.
+    """
+
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a new process begins with it
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def terminate(self) -> None:
-        self.kill()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)  # type: ignore[arg-type]
 
 
 class _Context(SpawnContext):
@@ -146,7 +159,11 @@ def _pickled(value: object) -> bytes | None:
 
 
 def _take(pickled: Mapping[str, bytes]) -> None:
-    _outlast_signals(os.getppid())
+    signal.signal(signal.SIGUSR1, _ending(signal.signal(signal.SIGTERM, signal.SIG_IGN)))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    training = multiprocessing.parent_process()
+    assert training is not None
+    Thread(target=_end_with, args=(training.pid,), daemon=True).start()
     _CHECKS.update({name: pickle.loads(check) for name, check in pickled.items()})
 
 
@@ -157,17 +174,19 @@ def _judge(name: str, problem: Problem, completion: str) -> Score:
     return score
 
 
-def _outlast_signals(parent: int) -> None:
-    """Ignore SIGTERM in this worker, and end when ``parent`` is gone.
+def _ending(of_the_pool: Any) -> Callable[..., None]:
+    """The pool's own way to end a worker, and before it of what a check has started, which is as deaf."""
 
-    Schedulers send SIGTERM to every process of a job. The training ends after its round then, which it could not if its
-    checks were ended at once: each would cost a completion its score. What a check starts is spared too.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    Thread(target=_end_with, args=(parent,), daemon=True).start()
+    def end(*args: object) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        of_the_pool(*args)
+
+    return end
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
+def _end_with(training: int | None) -> None:
+    """End when the training is gone, even in a check that has no end, unless it never lets go of the interpreter."""
+    while os.getppid() == training:
         time.sleep(1.0)
     os._exit(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# In the metadata of the weights: the policy that they stand beside.
-_BASE = "base_policy_sha256"
+# Which policy the weights stand beside. A file of its own: PEFT warns of what it does not know in its own, and two
+# entries in the weights' metadata come in no fixed order.
+BASE = "base_policy.json"
 # What a folder's configuration may have otherwise: it says where the adapter came from, how it was trained, or which
 # layers it stands on, which its weights say too.
 _OF_NO_MATTER = frozenset(
@@ -145,8 +146,9 @@ class AdapterWeights:
             for name, pair in self.factors.items()
             for factor, weight in zip("AB", pair, strict=True)
         }
-        beside = {} if self.base is None else {_BASE: policy_digest(self.base)}
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"} | beside)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        if self.base is not None:
+            (folder / BASE).write_text(json.dumps({"sha256": policy_digest(self.base)}) + "\n", encoding="utf-8")
 
 
 def lora_config(settings: AdapterSettings, layers: Sequence[str]) -> LoraConfig:
@@ -194,11 +196,10 @@ def require_beside(settings: AdapterSettings, policy: Path) -> None:
     Raises:
         ValueError: naming both.
     """
-    if settings.start is None:
+    if settings.start is None or not (settings.start / BASE).is_file():
         return
-    with safe_open(settings.start / WEIGHTS, "pt") as file:
-        beside = (file.metadata() or {}).get(_BASE)
-    if beside not in (None, policy_digest(policy)):
+    beside = json.loads((settings.start / BASE).read_text(encoding="utf-8"))["sha256"]
+    if beside != policy_digest(policy):
         config = json.loads((settings.start / CONFIG).read_text(encoding="utf-8"))
         raise ValueError(
             f"adapter.start is {settings.start}, which was trained beside another policy than data.policy = {policy} "

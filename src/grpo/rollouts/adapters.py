@@ -67,7 +67,7 @@ def _is_named(layer: str, target: str) -> bool:
 
 
 def require_fit(policy: Path, settings: AdapterSettings) -> None:
-    """Refuse an adapter that cannot be put into a policy, before the policy's weights are read.
+    """Refuse an adapter that cannot be put into a policy, before the policy is loaded.
 
     Args:
         policy: its folder.
@@ -79,7 +79,7 @@ def require_fit(policy: Path, settings: AdapterSettings) -> None:
     """
     with torch.device("meta"):
         shape = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(policy))
-    _begin(shape, settings)
+    _layers_and_start(shape, settings)
     require_beside(settings, policy)
 
 
@@ -96,7 +96,7 @@ def put_adapter(model: PreTrainedModel, settings: AdapterSettings, seed: int, ow
     Raises:
         ValueError: the model has no such layers, or what is begun with cannot be read or stands on others.
     """
-    layers, start = _begin(model, settings)
+    layers, start = _layers_and_start(model, settings)
     for adapter in (REFERENCE, TRAINED) if own_reference else (TRAINED,):
         _inject(model, adapter, lora_config(settings, layers), seed)
         if start is not None:
@@ -105,7 +105,7 @@ def put_adapter(model: PreTrainedModel, settings: AdapterSettings, seed: int, ow
         layer.set_adapter(TRAINED)
 
 
-def _begin(model: PreTrainedModel, settings: AdapterSettings) -> tuple[list[str], AdapterWeights | None]:
+def _layers_and_start(model: PreTrainedModel, settings: AdapterSettings) -> tuple[list[str], AdapterWeights | None]:
     """The layers that get an adapter, and what is begun with, which fits them."""
     layers = adapted_layers(model, settings)
     start = read_adapter(settings)

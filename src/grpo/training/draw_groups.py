@@ -63,13 +63,17 @@ class GroupSource:
                     mine = tuple(member.rollout.key in here for member in members)
                     draws[i].append(DrawnGroup(tuple(members), verdict, mine))
             pending = [i for i in pending if draws[i][-1].verdict.verdict == "resampled"]
-            if not self._drawn_again(bool(pending)):
+            if draw + 1 == settings.max_draws:
                 break
+            with clock.phase("rollout"):
+                if not self._any_drawn_again(bool(pending)):
+                    break
         return draws
 
-    def _drawn_again(self, here: bool) -> bool:
-        """Whether a group is; of any process, where all have to sample together."""
-        return any(all_processes(here)) if isinstance(self.sampler, SamplerInStep) else here
+    def _any_drawn_again(self, here: bool) -> bool:
+        """Whether any group is: one of this process, or, where all have to sample together, of any other."""
+        together = isinstance(self.sampler, SamplerInStep) and self.round.flat_groups == "resample"
+        return any(all_processes(here)) if together else here
 
     def draw_validation(self, batch: RoundOfGroups, weights_version: int) -> list[list[ScoredRollout]]:
         """Scored groups under keys of their own; nothing is compared, so nothing is drawn again."""

@@ -131,10 +131,12 @@ class GRPOModule(L.LightningModule):
         if self.adapter_settings is not None:
             require_fit(self.policy_folder, self.adapter_settings)
             self.base_policy = policy_digest(self.policy_folder)
-        loaded = self._load_policy()
+        loaded = load_policy(self.policy_folder)
+        if self.adapter_settings is not None:
+            add_adapter(loaded.model, self.adapter_settings, self.loss_settings, self.seed)
         self.policy = loaded.model.train()
         gathered = self.engine_settings.gather_weights
-        self.whole = WholePolicy(self.policy, copied=gathered and cuts_up_weights(self))
+        self.whole = WholePolicy(self.policy, cuts_up_weights(self), copied=gathered)
         self.loaded = replace(loaded, model=self.whole.model)
         self.sampler = make_sampler(self, self.loaded, self.engine, self.sampling, gathered)
         self.groups = GroupSource(
@@ -156,18 +158,13 @@ class GRPOModule(L.LightningModule):
             partial(as_reference, self.policy) if adapted else nullcontext,
         )
 
-    def _load_policy(self) -> LoadedPolicy:
-        loaded = load_policy(self.policy_folder)
-        if self.adapter_settings is not None:
-            add_adapter(loaded.model, self.adapter_settings, self.loss_settings, self.seed)
-        return loaded
-
     def configure_model(self) -> None:
         """Cut the models up, where the strategy leaves that to the module."""
         cut_up(self, [self.policy, self.reference])
 
     def trained_policy(self) -> LoadedPolicy:
         """What is published, with plain weights."""
+        assert self.whole.is_whole, "the training ended without putting its weights together"
         if self.adapter_settings is None:
             return replace(self.loaded, model=self.whole.model)
         if policy_digest(self.policy_folder) != self.base_policy:
@@ -196,9 +193,8 @@ class GRPOModule(L.LightningModule):
         self._hand_over()
 
     def on_train_end(self) -> None:
-        """Put together what is published, in the host's memory: the process that publishes could not do it alone."""
-        if not self.engine_settings.gather_weights:
-            self.whole.gather(self._load_policy().model)
+        """Put together what is published: the process that publishes could not do it alone."""
+        self.whole.gather(here=self.trainer.is_global_zero)
 
     def on_train_batch_start(self, batch: RoundOfGroups, batch_idx: int) -> None:
         """Renew the reference, before the step: within it ZeRO's stage 3 holds weights that could not be changed."""

@@ -45,7 +45,8 @@ class SamplerInStep(Sampler):
         super().__init__(model, tokenizer, end_token_ids, settings)
         self.module = module
         if settings.shared_prompt:
-            # While the model is whole: a trial that fails within a pass would leave the others waiting in theirs.
+            # While the model is whole, on the processor: a trial that fails within a pass would leave the others
+            # waiting in theirs. Where the device would judge otherwise, ``shared_prompt: false`` is the way out.
             can_share_prompts(model)
 
     # What is gathered within inference mode, in which Lightning validates, could be in no later backward pass.

@@ -48,7 +48,8 @@ class EndsTogether(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if any(all_processes(self.asked)):
+        rounds_left = batch_idx + 1 < trainer.num_training_batches  # after the last one, the run ends as any other
+        if any(all_processes(self.asked)) and rounds_left:
             trainer._signal_connector.received_sigterm = True  # Lightning stops once the round is wholly done
 
     def _note(self, *_: object) -> None:

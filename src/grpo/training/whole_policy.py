@@ -24,20 +24,37 @@ class WholePolicy:
 
     Args:
         trained: before the strategy has it.
-        copied: whether there is a copy: of use where the strategy leaves each process a part of every weight.
+        cut_up: whether the strategy leaves each process a part of every weight.
+        copied: whether there is a copy then.
     """
 
-    def __init__(self, trained: PreTrainedModel, copied: bool) -> None:
+    def __init__(self, trained: PreTrainedModel, cut_up: bool, copied: bool) -> None:
         self.trained = trained
-        self.model = copy.deepcopy(trained).requires_grad_(False) if copied else trained
+        self.model = copy.deepcopy(trained).requires_grad_(False) if cut_up and copied else trained
+        self._empty = _without_weights(trained) if cut_up and not copied else None
+
+    @property
+    def is_whole(self) -> bool:
+        return self._empty is None
 
     @torch.no_grad()
-    def gather(self, into: PreTrainedModel) -> None:
-        """Put the trained weights together in a model made as theirs was, where it lies, in every process at once."""
-        model: torch.nn.Module = into.requires_grad_(False)
-        model.to(dtype=next(self.trained.parameters()).dtype)
-        copy_weights(self.trained.parameters(), into.parameters())
-        self.model = into
+    def gather(self, here: bool) -> None:
+        """Put the trained weights together once, in the host's memory, where there is no copy.
+
+        Args:
+            here: whether this process keeps them; all have to take part.
+        """
+        if self._empty is None:
+            return
+        whole = _with_room(self._empty, self.trained) if here else None
+        rooms = None if whole is None else list(whole.parameters())
+        for i, weight in enumerate(self.trained.parameters()):
+            with _put_together(weight):
+                values = weight.full_tensor() if isinstance(weight, DTensor) else weight
+                if rooms is not None:
+                    rooms[i].copy_(values)
+        if whole is not None:
+            self.model, self._empty = whole, None
 
     @torch.no_grad()
     def follow(self) -> None:
@@ -63,6 +80,25 @@ def copy_weights(source: Iterable[Parameter], to: Iterable[Parameter]) -> None:
             if isinstance(mine, DTensor):
                 whole = distribute_tensor(whole, mine.device_mesh, mine.placements)
             mine.copy_(whole)
+
+
+def _without_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """The same layers on the meta device, where weights have no bytes."""
+    empty = copy.deepcopy(model).requires_grad_(False)
+    module: torch.nn.Module = empty
+    module.to("meta")
+    empty.tie_weights()  # they part on their way to another device
+    return empty
+
+
+def _with_room(empty: PreTrainedModel, like: PreTrainedModel) -> PreTrainedModel:
+    """Room for the weights of ``like``, whose buffers each process has whole."""
+    module: torch.nn.Module = empty
+    module.to(dtype=next(like.parameters()).dtype).to_empty(device="cpu")
+    empty.tie_weights()
+    for mine, theirs in zip(empty.buffers(), like.buffers(), strict=True):
+        mine.copy_(theirs)
+    return empty
 
 
 def _put_together(weight: Parameter, changed: bool = False) -> AbstractContextManager[None]:
