@@ -23,8 +23,8 @@ from grpo.planning import traced
 from grpo.planning.advice import advice
 from grpo.planning.machines import MACHINES
 from grpo.planning.memory import Memory, plan_memory
-from grpo.planning.shapes import read_config, read_shape
-from grpo.planning.traffic import Assumptions, plan_traffic, token_flops
+from grpo.planning.shapes import Shape, read_config, read_shape
+from grpo.planning.traffic import Assumptions, plan_traffic, token_flops, update_flops
 from grpo.planning.workload import PlanError, Workload
 from grpo.problem_files import write_problems
 from grpo.records import Problem
@@ -178,6 +178,37 @@ def test_stage_3_samples_with_a_whole_copy_and_makes_whole_logits() -> None:
     assert two.state - three.state == gained - three.sampling_copy
 
 
+def test_without_a_whole_copy_stage_3_gathers_for_every_token() -> None:
+    """16 completions in two lots of 8, of 5 tokens each: ten gatherings where a copy takes one."""
+    shape = read_shape("0.5B")
+    changes = {"gpus": 8, "groups_per_round": 64, "group_size": 2, "max_new_tokens": 5, "max_rows": 8, "zero": 3}
+    copied = replace(SMALL, **changes, micro_batch_rows=2)  # type: ignore[arg-type]
+    in_step = replace(copied, gather_weights=False)
+    memory, other = (plan_memory(shape, plan, 0) for plan in (copied, in_step))
+    assert (memory.gathered_to_sample, other.sampling_copy) == (0, 0)
+    assert other.gathered_to_sample == other.gathered > 0
+    assert memory.state - other.state == memory.sampling_copy
+    sent, more = (plan_traffic(shape, plan, MACHINES["h100"], Assumptions()).weights for plan in (copied, in_step))
+    assert more - sent == pytest.approx(9 * shape.parameters * copied.weight_bytes * 7 / 8)
+
+
+def test_frozen_weights_have_no_gradient_to_compute() -> None:
+    """Three passes of all weights are one forward and two backward; beside an adapter they are one and one."""
+    shape = read_shape("0.5B")
+    plain = replace(SMALL, kl_beta=0.0, minibatches=1, epochs=1)
+    whole, adapted = (update_flops(shape, replace(plain, lora_rank=rank)) for rank in (None, 16))
+    layers = whole - 4 * (whole - adapted - _layers(shape, plain))
+    assert layers == pytest.approx(3 * _layers(shape, plain))
+
+
+def _layers(shape: Shape, workload: Workload) -> float:
+    """A forward pass of the layers alone, from the tokens of the plan's own passes."""
+    cut = workload.cut(shape.hidden)
+    pieces = workload.groups * workload.members / cut.share
+    context = cut.tokens if cut.share > 1 else cut.tokens / 2
+    return pieces * cut.tokens * token_flops(shape, context, outputs=False)
+
+
 def test_adapters_need_no_reference_and_little_state() -> None:
     shape = read_shape("7B")
     whole, adapted = (plan_memory(shape, replace(SMALL, lora_rank=rank), 0) for rank in (None, 16))
@@ -212,6 +243,7 @@ def test_split_groups_leave_each_process_a_part_of_every_prompts_completions() -
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
+        ({"gather_weights": False, "zero": 2}, "gather_weights is false with zero 2"),
         ({"gpus": 3}, "groups_per_round is 8, no multiple of gpus = 3"),
         ({"gpus": 3}, "give 9, or set split_groups to true"),
         ({"zero": 4}, "zero is 4: choose"),

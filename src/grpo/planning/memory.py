@@ -35,6 +35,7 @@ class Memory:
         activations: update phase: kept for the backward pass, and its own working memory, the output layer's left out.
         logits: update phase: of a chunk of tokens, and the gradient of the output layer.
         gathered: update phase: weights of other processes that are here for a pass (stage 3).
+        gathered_to_sample: sampling phase: the same, where no whole copy samples.
         cache: sampling phase: keys and values.
         drawing: sampling phase: the last token's pass and draw.
         step: step phase: AdamW's working memory, and the float32 gradients that it reads under DeepSpeed.
@@ -51,6 +52,7 @@ class Memory:
     activations: int
     logits: int
     gathered: int
+    gathered_to_sample: int
     cache: int
     drawing: int
     step: int
@@ -68,7 +70,7 @@ class Memory:
         """What each phase needs beside the state."""
         return {
             "update": self.activations + self.logits + self.gathered,
-            "sampling": self.cache + self.drawing,
+            "sampling": self.cache + self.drawing + self.gathered_to_sample,
             "step": self.step,
         }
 
@@ -85,7 +87,8 @@ class Memory:
 def plan_memory(shape: Shape, workload: Workload, reserve: int) -> Memory:
     """What one process of the workload needs."""
     whole_weights = shape.parameters * workload.weight_bytes
-    divided = workload.zero == 3
+    divided, copied = workload.zero == 3, workload.gather_weights
+    gathered = min(shape.parameters, LIVE_PARAMETERS) * workload.weight_bytes if divided else 0
     offloaded = workload.offload_parameters
     return Memory(
         weights=0 if offloaded else _weights(shape, workload),
@@ -93,10 +96,11 @@ def plan_memory(shape: Shape, workload: Workload, reserve: int) -> Memory:
         optimizer=0 if workload.offload_optimizer else _optimizer(shape, workload),
         reference=0 if offloaded else _reference(shape, workload),
         buckets=_buckets(shape, workload),
-        sampling_copy=whole_weights if divided else 0,
+        sampling_copy=whole_weights if divided and copied else 0,
         activations=update_bytes(shape, workload),
         logits=_logits(shape, workload),
-        gathered=min(shape.parameters, LIVE_PARAMETERS) * workload.weight_bytes if divided else 0,
+        gathered=gathered,
+        gathered_to_sample=0 if copied else gathered,
         cache=_cache(shape, workload),
         drawing=_drawing(shape, workload),
         step=_step(shape, workload),

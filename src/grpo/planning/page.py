@@ -18,7 +18,7 @@ from grpo.planning.workload import Workload
 PARTS = {
     "all the time": ("weights", "gradients", "optimizer", "reference", "buckets", "sampling_copy", "reserve"),
     "update": ("activations", "logits", "gathered"),
-    "sampling": ("cache", "drawing"),
+    "sampling": ("cache", "drawing", "gathered_to_sample"),
     "step": ("step",),
 }
 # The round of the documentation's tables.
@@ -62,8 +62,7 @@ def show(
 
 
 def _memory_table(shape: Shape, workload: Workload, memory: Memory) -> RenderableType:
-    how = f"{workload.gpus} GPU, " + (f"ZeRO stage {workload.zero}" if workload.zero else "one device or DDP")
-    table = Table(title=f"{shape.name}: {shape.parameters:,} weights, {workload.precision}, {how}")
+    table = Table(title=f"{shape.name}: {shape.parameters:,} weights, {_how(shape, workload)}")
     for name in ("when", "what", "GB on each GPU"):
         table.add_column(name, justify="right" if "GB" in name else "left")
     for phase, parts in PARTS.items():
@@ -74,6 +73,13 @@ def _memory_table(shape: Shape, workload: Workload, memory: Memory) -> Renderabl
     if memory.host:
         table.add_row("", "on each host", gigabytes(memory.host))
     return table
+
+
+def _how(shape: Shape, workload: Workload) -> str:
+    strategy = f"ZeRO stage {workload.zero}" if workload.zero else "one device" if workload.gpus == 1 else "DDP"
+    rank = workload.lora_rank
+    trained = "" if rank is None else f", LoRA of rank {rank} ({shape.trainable(rank):,} weights trained)"
+    return f"{workload.precision}, {workload.gpus} GPU, {strategy}{trained}"
 
 
 def _traffic_table(workload: Workload, machine: Machine, traffic: Traffic) -> RenderableType:

@@ -6,6 +6,7 @@ sends 2 P (N - 1) / N of each process, a reduce-scatter or an all-gather half of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from grpo.planning.machines import Machine
@@ -105,10 +106,22 @@ def _weight_passes(shape: Shape, workload: Workload) -> int:
 
 
 def _gathers(shape: Shape, workload: Workload) -> int:
-    """Stage 3 gathers the weights for every pass over a micro-batch, and once, whole, to sample a round."""
+    """Stage 3 gathers the weights for every pass over a micro-batch, and to sample."""
     if workload.zero != 3:
         return 0
-    return int((_weight_passes(shape, workload) + 1) * shape.parameters * workload.weight_bytes * _share(workload))
+    return int(
+        (_weight_passes(shape, workload) + _gathered_to_sample(workload))
+        * shape.parameters
+        * workload.weight_bytes
+        * _share(workload)
+    )
+
+
+def _gathered_to_sample(workload: Workload) -> int:
+    """How often a round needs every weight to sample with: once for a whole copy, else for every token of a row."""
+    if workload.gather_weights:
+        return 1
+    return math.ceil(workload.groups / workload.groups_side_by_side) * workload.max_new_tokens
 
 
 def _host(shape: Shape, workload: Workload) -> int:
@@ -118,7 +131,7 @@ def _host(shape: Shape, workload: Workload) -> int:
     own = workload.weight_bytes / workload.gpus
     moved = 2 * shape.trainable(workload.lora_rank) * own * _updates(workload) if workload.offload_optimizer else 0.0
     if workload.offload_parameters:
-        moved += (_weight_passes(shape, workload) + 1) * shape.parameters * own
+        moved += (_weight_passes(shape, workload) + _gathered_to_sample(workload)) * shape.parameters * own
     return int(moved)
 
 
@@ -141,10 +154,13 @@ def sampling_flops(shape: Shape, workload: Workload) -> float:
 
 def update_flops(shape: Shape, workload: Workload) -> float:
     """A round's, on one process. A backward pass costs two forward ones, checkpointing one more, the reference and a
-    scoring pass one each; the output layer is run once more in the backward pass, being made in chunks.
+    scoring pass one each; the output layer is run once more in the backward pass, being made in chunks. Beside an
+    adapter, whose own operations are not counted, a backward pass costs one: the frozen weights have no gradient.
     """
     forward, outputs = _pass_flops(shape, workload)
-    trained = workload.epochs * (forward * (4 if workload.gradient_checkpointing else 3) + 4 * outputs)
+    backward = 2 if workload.lora_rank is None else 1
+    passes = 1 + backward + workload.gradient_checkpointing
+    trained = workload.epochs * (forward * passes + (2 + backward) * outputs)
     return trained + ((workload.kl_beta > 0) + (workload.minibatches > 1)) * (forward + outputs)
 
 

@@ -44,6 +44,7 @@ class Workload:
         zero: 0 is one device or DDP; 1, 2 and 3 are DeepSpeed's stages.
         offload_optimizer: optimiser state in the host's memory (stage 1 and above).
         offload_parameters: weights there too (stage 3).
+        gather_weights: whether each process samples with a whole copy at stage 3; else it gathers them in every pass.
         precision: ``bf16-mixed`` is autocast over float32 weights at stage 0, and bfloat16 weights with a float32
             master copy under DeepSpeed.
         kl_beta: above 0 there is a reference.
@@ -67,6 +68,7 @@ class Workload:
     zero: int = 0
     offload_optimizer: bool = False
     offload_parameters: bool = False
+    gather_weights: bool = True
     precision: Precision = "bf16-mixed"
     kl_beta: float = 0.04
     lora_rank: int | None = None
@@ -97,6 +99,10 @@ class Workload:
         if self.offload_parameters and self.zero != 3:
             raise PlanError(
                 f"offload_parameters is true with zero {self.zero}: only stage 3 moves weights; set zero to 3"
+            )
+        if not self.gather_weights and self.zero != 3:
+            raise PlanError(
+                f"gather_weights is false with zero {self.zero}: each process has all weights anyway; set zero to 3"
             )
         if self.groups_per_round % self.gpus and not self.split_groups:
             raise PlanError(
